@@ -1,1 +1,1 @@
-"""Memory plans: what of a step's memory stays on the GPU, what moves to the host, what is computed again."""
+"""Memory plans: which tensors of a step stay on the GPU, move to the host, or are recomputed."""

@@ -1,4 +1,4 @@
-"""Memory policies of one step side by side: what each takes in memory and time, and which nobody beats in both."""
+"""Comparison of memory policies for one step: memory, time, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from gpusim.plan.graph import OpGraph
 from gpusim.units import format_bytes, format_ns
 
 KEEP_ALL, LEAST_TIME = "keep_all", "least_time"
-#: Budgets at which our own policy is asked for the front, as shares of the way from the least peak to keeping all.
+#: Budgets of our own policy for the front, as fractions between the least peak and keeping all.
 FRONT_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
-#: What grows with the batch; the rest of a step's memory does not.
+#: Categories that grow with the batch; the rest of a step's memory does not.
 _PER_SAMPLE = frozenset(("activation", "activation_gradient", "input", "workspace"))
 
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """One policy's plan, or why it has none."""
+    """One policy's plan, or the reason for none."""
 
     policy: str
     source: str
     outcome: Outcome | None
     problem: str = ""
     budget_bytes: int = 0
-    """The budget that the plan was made for; 0 for none."""
+    """Budget that the plan was made for; 0 for none."""
     kept_for_pinned: int = 0
-    """Storages that stay on the GPU since pinned memory has no room for them."""
+    """Number of storages that stay on the GPU because pinned memory has no room."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,28 +50,28 @@ class MemoryComparison:
     graph: OpGraph
     storages: Storages
     rows: tuple[PolicyRow, ...]
-    """In the order of the registry."""
+    """Rows in the order of the registry."""
     more: tuple[PolicyRow, ...] = ()
     """Our own policy at other budgets, for the front."""
     budget_bytes: int | None = None
     pinned_bytes: int | None = None
     shortfall: str = ""
-    """Why no plan at all keeps the budget; empty where one does."""
+    """Reason why no plan keeps the budget; empty where one does."""
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory of the GPU."""
+        """Memory of the GPU, in bytes."""
         return self.graph.hardware.memory.dram_bytes
 
     @cached_property
     def keep_all(self) -> Outcome:
-        """The step that keeps all."""
+        """Outcome of the step that keeps all."""
         outcome = self.row(KEEP_ALL).outcome
         assert outcome is not None
         return outcome
 
     def row(self, policy: str) -> PolicyRow:
-        """The row of a policy. Raises `UnknownNameError` for one that is not there."""
+        """Return the row of a policy. Raises `UnknownNameError` for an unknown one."""
         for each in self.rows:
             if each.policy == policy:
                 return each
@@ -79,7 +79,7 @@ class MemoryComparison:
         raise PlanError(f"memory policy '{policy}' was not asked for")
 
     def plan(self, policy: str = LEAST_TIME) -> MemoryPlan:
-        """The plan of a policy, with its predictions. Raises `PlanError` where it has none."""
+        """Return the plan of a policy, with its predictions. Raises `PlanError` where it has none."""
         row = self.row(policy)
         if row.outcome is None:
             raise PlanError(row.problem)
@@ -94,7 +94,7 @@ class MemoryComparison:
         write_snapshot(self.storages, self._chosen(policy), file_path("path", path))
 
     def _chosen(self, policy: str | None) -> Outcome:
-        """The outcome of a policy, or the fastest that fits."""
+        """Return the outcome of a policy, or of the fastest plan that fits."""
         if policy is None and self.best is None:
             raise PlanError("no plan fits")
         row = self.best if policy is None else self.row(policy)
@@ -105,11 +105,11 @@ class MemoryComparison:
 
     @property
     def workspaces_known(self) -> bool:
-        """Whether the trace has the workspaces of its ops; peaks leave them out where it has not."""
+        """Whether the trace has the workspaces of its ops; otherwise peaks leave them out."""
         return any(self.storages.workspace_bytes)
 
     def fits(self, outcome: Outcome) -> bool:
-        """Whether a plan keeps the budget, or where there is none the GPU's memory."""
+        """Whether a plan keeps the budget, or without a budget, the GPU's memory."""
         limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
         return outcome.peak_bytes <= limit
 
@@ -131,7 +131,7 @@ class MemoryComparison:
 
     @cached_property
     def front(self) -> tuple[PolicyRow, ...]:
-        """Plans that no other beats in both peak and time, from the least memory on."""
+        """Plans that no other beats in both peak and time, by ascending peak."""
         planned = [row for row in (*self.rows, *self.more) if row.outcome is not None]
         front: list[PolicyRow] = []
         fastest = 1 << 62
@@ -142,9 +142,9 @@ class MemoryComparison:
         return tuple(front)
 
     def largest_batch(self, outcome: Outcome) -> int:
-        """About the largest batch with which a plan of this kind fits the GPU or the budget; 0 where none does.
+        """Estimate the largest batch with which a plan of this kind fits the GPU or the budget; 0 where none does.
 
-        Parameters, their gradients and the optimizer's state stay as they are, everything else grows with the batch.
+        Parameters, their gradients and the optimizer's state are constant, everything else grows with the batch.
         """
         limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
         fixed = sum(
@@ -158,7 +158,7 @@ class MemoryComparison:
         return max(0, int((limit - fixed) * self.graph.trace.model.batch / growing))
 
     def peak_text(self, outcome: Outcome) -> str:
-        """Where a peak is: op, layer and phase."""
+        """Describe the place of a peak: op, layer and phase."""
         peak = outcome.use.peak
         if peak.op < 0:
             return "between two ops"
@@ -194,10 +194,10 @@ def compare_policies(
     synchronous: bool | None = None,
     report: Callable[[str, float, int], None] = lambda *_: None,
 ) -> MemoryComparison:
-    """Plan and predict memory policies of a step; all of them, and the front, where none is named.
+    """Plan and predict memory policies of a step: the named ones, or all with the front.
 
-    `synchronous` overrides how published policies wait for copies. Raises `UnknownNameError` for an unknown policy,
-    and `PlanError` for a trace without tensors.
+    `synchronous` overrides how published policies wait for copies. Raises `UnknownNameError` for an unknown policy, and
+    `PlanError` for a trace without tensors.
     """
     trace = graph.trace
     if not trace.tensors:
@@ -240,13 +240,13 @@ def _row(evaluator: MemoryEvaluator, setting: Setting, name: str, planner: Least
 
 
 def _front_budgets(rows: Sequence[PolicyRow]) -> list[int]:
-    """Budgets between the least peak of any policy and that of keeping all."""
+    """Return budgets between the least peak of any policy and that of keeping all."""
     peaks = {row.policy: row.outcome.peak_bytes for row in rows if row.outcome is not None}
     low, high = min(peaks.values()), peaks[KEEP_ALL]
     return sorted({round(low + share * (high - low)) for share in FRONT_SHARES}) if low < high else []
 
 
 def category_bytes(outcome: Outcome) -> dict[str, int]:
-    """Bytes at the peak by category, in the order of `CATEGORIES`, without those of which there are none."""
+    """Return the bytes at the peak by category, in the order of `CATEGORIES`, without empty ones."""
     by_category = outcome.use.peak.by_category
     return {category: by_category[category] for category in CATEGORIES if by_category.get(category)}

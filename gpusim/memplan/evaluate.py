@@ -1,4 +1,4 @@
-"""What a memory plan costs and saves on a GPU: peak memory by the allocator, step time by an engine."""
+"""Costs and savings of a memory plan on a GPU: peak memory by the allocator, step time by an engine."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ from gpusim.plan.graph import OpGraph
 
 @dataclass(frozen=True)
 class Outcome:
-    """A memory plan on a GPU, predicted."""
+    """Predictions for a memory plan on a GPU."""
 
     plan: MemoryPlan
     program: Program
     use: MemoryUse
     step_ns: int
     exposed_copy_ns: int
-    """What the step takes longer than without its copies."""
+    """Extra time of the step through its copies, in ns."""
     recompute_ns: int
-    """What it takes longer, copies apart, than the step that keeps all."""
+    """Extra time over the step that keeps all, without copies, in ns."""
     d2h_bytes: int
     h2d_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        """Most that is allocated at once."""
+        """Peak of the allocated memory, in bytes."""
         return self.use.peak.allocated_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        """Pinned host memory of the plan."""
+        """Pinned host memory of the plan, in bytes."""
         return self.use.pinned_bytes
 
 
 class MemoryEvaluator:
-    """Evaluates memory plans of one step on one GPU."""
+    """Evaluator of memory plans for one step on one GPU."""
 
     def __init__(self, graph: OpGraph, engine: str | Engine = DEFAULT_ENGINE) -> None:
-        """Raises `UnknownNameError` for the engine."""
+        """Prepare the evaluator. Raises `UnknownNameError` for the engine."""
         self.graph = graph
         self.storages = Storages.of(graph.trace)
         self.engine = engine_by_name(engine) if isinstance(engine, str) else engine
 
     @cached_property
     def keep_all_ns(self) -> int:
-        """The step that keeps all."""
+        """Time of the step that keeps all, in ns."""
         return self.time(program_of(self.storages, MemoryPlan())).makespan_ns
 
     def program(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Program:
-        """The instructions of a plan, known to run; as `program_of`. Raises `PlanError`."""
+        """Return the checked instructions of a plan, as `program_of`. Raises `PlanError`."""
         program = program_of(self.storages, check_memory_plan(self.storages, plan), barriers_first=barriers_first)
         check_program(self.storages, program)
         return program
 
     def time(self, program: Program, *, copies: bool = True, memory: bool = False) -> Timeline:
-        """The timeline of a program."""
+        """Return the timeline of a program."""
         lowered = lower_program(self.graph, self.storages, program, copies=copies, memory=memory)
         timeline = self.engine.run(lowered.plan, self.graph.hardware)
         check_timeline(lowered, timeline.start_ns, timeline.end_ns, self.storages)
         return timeline
 
     def evaluate(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Outcome:
-        """Memory and time of a plan; as `program_of`. Raises `PlanError` for one that cannot run."""
+        """Return memory and time of a plan, as `program_of`. Raises `PlanError` for one that cannot run."""
         program = self.program(plan, barriers_first=barriers_first)
         step_ns = self.time(program).makespan_ns
         without_ns = self.time(program, copies=False).makespan_ns if plan.has_copies else step_ns

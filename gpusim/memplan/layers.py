@@ -1,8 +1,8 @@
-"""A step as the memory planners of 2016 to 2020 see it: a chain of layers, each with a forward and a backward part.
+"""A step in the view of the memory planners of 2016 to 2020: a chain of layers with forward and backward parts.
 
-A layer is a forward op that works on the GPU. A backward op belongs to the forward op with which it shares most: the
-parameters and saved tensors it reads, then the module, then the kind. One that shares nothing (adding two gradients)
-belongs to the layer of the backward op before it.
+A layer is a forward op that works on the GPU. A backward op belongs to the forward op with which it shares most: first
+the parameters and saved tensors that it reads, then the module, then the kind. One that shares nothing (adding two
+gradients) belongs to the layer of the backward op before it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS: Final[tuple[tuple[LayerKind, tuple[str, ...]], ...]] = (
 
 
 def kind_of(target: str) -> LayerKind:
-    """The kind of layer that an operator is of, forward or backward: `aten.relu_.default` is an activation."""
+    """Return the layer kind of an operator, forward or backward: `aten.relu_.default` is an activation."""
     name = target.removeprefix("aten.").partition(".")[0].strip("_")
     for kind, words in _KINDS:
         for word in words:
@@ -58,7 +58,7 @@ def kind_of(target: str) -> LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A forward op, and the backward ops that belong to it, in recorded order."""
+    """A forward op with its backward ops, in recorded order."""
 
     op: int
     kind: LayerKind
@@ -94,11 +94,11 @@ class Layers:
 
     @cached_property
     def number_of(self) -> dict[int, int]:
-        """Op, forward or backward -> the number of its layer."""
+        """Op, forward or backward -> number of its layer."""
         return {op: n for n, layer in enumerate(self.layers) for op in (layer.op, *layer.backward)}
 
     def inputs(self, number: int) -> tuple[int, ...]:
-        """Feature maps that a layer reads: activations of the forward pass, or the step's input."""
+        """Return the feature maps that a layer reads: activations of the forward pass, or the step's input."""
         storages = self.storages
         op = self.layers[number].op
         return tuple(
@@ -107,13 +107,13 @@ class Layers:
 
     @cached_property
     def backward_order(self) -> tuple[int, ...]:
-        """Layers with a backward part, in the order in which the first op of that runs."""
+        """Layers with a backward part, in the order of their first backward op."""
         numbers = [n for n, layer in enumerate(self.layers) if layer.backward]
         return tuple(sorted(numbers, key=lambda n: self.layers[n].backward[0]))
 
 
 def _changes_only_states(storages: Storages, op: int) -> bool:
-    """Whether an op counts batches and the like."""
+    """Whether an op changes only states, such as a count of batches."""
     return storages.writes[op] <= storages.initial
 
 
@@ -122,7 +122,7 @@ def _owner(storages: Storages, op: int, users: dict[int, list[int]], before: int
     shared: dict[int, int] = {}
     for storage in storages.touched[op]:
         for user in users.get(storage, ()):
-            if len(users[storage]) <= 64:  # what everyone uses tells nobody apart
+            if len(users[storage]) <= 64:  # a storage that all ops use identifies none
                 shared[user] = shared.get(user, 0) + 1
     if not shared:
         return before

@@ -1,4 +1,4 @@
-"""From instructions to what the engines run: ops on one queue, copies out and copies back on one each."""
+"""Lowering of instructions to an engine plan: one queue each for ops, copies out and copies back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Buffer, Plan, Task
 
-#: Queues of a plan: its ops, copies to the host, copies from the host.
+#: Queues of a plan: ops, copies to the host, copies from the host.
 OPS, OUT, BACK = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """The engines' plan of a program, and the tasks of each of its instructions."""
+    """Engine plan of a program, with the tasks of each instruction."""
 
     program: Program
     plan: Plan
@@ -27,10 +27,10 @@ class LoweredProgram:
 def lower_program(
     graph: OpGraph, storages: Storages, program: Program, *, copies: bool = True, memory: bool = False
 ) -> LoweredProgram:
-    """The plan of a program on a GPU, in one CUDA graph.
+    """Return the engine plan of a program on a GPU, in one CUDA graph.
 
-    Without `copies` there are none and nothing waits for them: what remains are the ops, recomputation included.
-    With `memory` the plan has the program's buffers, for its memory over time.
+    Without `copies` there are none and nothing waits for them: only the ops remain, recomputation included. With
+    `memory` the plan has the program's buffers, for its memory over time.
     """
     lowering = _Lowering(graph, storages, copies)
     buffers = _Buffers(storages)
@@ -60,7 +60,7 @@ def lower_program(
 
 @dataclass
 class _Lowering:
-    """The tasks so far, and who waits for whom."""
+    """Tasks so far, with pending waits."""
 
     graph: OpGraph
     storages: Storages
@@ -71,12 +71,12 @@ class _Lowering:
     leaving: dict[int, int] = field(default_factory=dict)
     """Storage -> its copy out, until something has waited for it."""
     coming: dict[int, int] = field(default_factory=dict)
-    """Storage -> its copy back, likewise."""
+    """Storage -> its copy back, until something has waited for it."""
     waits: set[int] = field(default_factory=set)
     """Copies that the next op waits for."""
 
     def op(self, op: int, needs: frozenset[int]) -> tuple[int, ...]:
-        """The kernels of an op; the first of them waits."""
+        """Add the kernels of an op; the first of them waits."""
         if self.coming:
             self.waits.update(self.coming.pop(storage) for storage in needs if storage in self.coming)
         first = len(self.tasks)
@@ -86,7 +86,7 @@ class _Lowering:
         return tuple(range(first, len(self.tasks)))
 
     def out(self, storage: int) -> tuple[int, ...]:
-        """A copy to the host, behind all ops so far."""
+        """Add a copy to the host, after all ops so far."""
         if not self.copies:
             return ()
         task = Task(name=f"offload {storage}", kind="d2h", copy_bytes=self.storages.bytes[storage])
@@ -94,7 +94,7 @@ class _Lowering:
         return (self.leaving[storage],)
 
     def back(self, storage: int) -> tuple[int, ...]:
-        """A copy from the host, behind all ops so far and what they wait for: its memory may have been theirs."""
+        """Add a copy from the host, after all ops so far and their waits: its memory may have been theirs."""
         if not self.copies:
             return ()
         task = Task(name=f"prefetch {storage}", kind="h2d", copy_bytes=self.storages.bytes[storage])
@@ -103,7 +103,7 @@ class _Lowering:
         return (self.coming[storage],)
 
     def wait(self, storage: int | None) -> tuple[int, ...]:
-        """The next op waits for the copy out of this storage; for all copies so far where none is named."""
+        """Let the next op wait for the copy out of this storage; None: for all copies so far."""
         if storage is None:
             self.waits |= {self.last[queue] for queue in (OUT, BACK) if queue in self.last}
         elif storage in self.leaving:
@@ -122,7 +122,7 @@ class _Lowering:
 
 @dataclass
 class _Buffers:
-    """The memory of a program, piece by piece: a storage that comes back is another piece."""
+    """Memory of a program in pieces: a storage that comes back is another piece."""
 
     storages: Storages
     tasks: dict[int, set[int]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _Buffers:
             self.done.append(Buffer(self.storages.bytes[storage], tuple(sorted(users))))
 
     def finished(self, last: int) -> tuple[Buffer, ...]:
-        """All pieces; what nobody has let go of lives to the end."""
+        """Return all pieces; those not freed live to the end."""
         for storage, users in self.tasks.items():
             if users:
                 self.done.append(Buffer(self.storages.bytes[storage], tuple(sorted({*users, last}))))

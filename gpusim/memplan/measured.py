@@ -1,7 +1,7 @@
-"""A memory snapshot of a real run: what it had allocated, beside what is predicted.
+"""Memory snapshot of a real run: its allocations, for comparison with predictions.
 
-`torch.cuda.memory._dump_snapshot` writes a pickle, which can run anything when it is loaded. Here only plain values are
-read (`gpusim.io.plain_pickle`), each held to its type. Format: the docstring of `torch.cuda.memory._snapshot`.
+`torch.cuda.memory._dump_snapshot` writes a pickle, which can run code when loaded. Here only plain values are read
+(`gpusim.io.plain_pickle`), each checked for its type. Format: the docstring of `torch.cuda.memory._snapshot`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gpusim.io.plain_pickle import PickleProblemError, read_plain_pickle
 from gpusim.memplan.snapshot import ALLOC, FREE
 from gpusim.plan.allocator import Block, CachingAllocator
 
-#: Most events, and blocks, of a snapshot that are read: ten times as many as torch records unless it is asked for more.
+#: Most events, and blocks, read from a snapshot: ten times torch's default record.
 MAX_EVENTS: Final = 1_000_000
-#: Addresses of a GPU have 49 bits; this only bounds the arithmetic.
+#: Bound of the address arithmetic; addresses of a GPU have 49 bits.
 MAX_ADDRESS: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """A block taken (positive `bytes`) or given back (negative). Sizes are as asked for, before rounding."""
+    """A block allocated (positive `bytes`) or freed (negative). Sizes are requested ones, before rounding."""
 
     address: int
     bytes: int
@@ -35,18 +35,18 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """What a memory snapshot shows of one device."""
+    """One device's part of a memory snapshot."""
 
     device: int
     events: tuple[MemoryEvent, ...]
     before: dict[int, int]
-    """Address and bytes of what was there before the first event."""
+    """Address and bytes of the blocks from before the first event."""
     reserved_bytes: int
-    """Of all segments at its end."""
+    """Bytes of all segments at its end."""
 
     @cached_property
     def requested_peak_bytes(self) -> int:
-        """Most bytes that were asked for and there at once."""
+        """Peak of the requested bytes."""
         level = peak = sum(self.before.values())
         for event in self.events:
             level += event.bytes
@@ -55,7 +55,7 @@ class MemorySnapshot:
 
     @cached_property
     def simulated(self) -> CachingAllocator:
-        """The same requests, given to the simulated allocator as one stream's; its peak is one of rounded blocks."""
+        """Same requests on the simulated allocator, as of one stream; its peak counts rounded blocks."""
         pool = CachingAllocator()
         blocks: dict[int, Block | None] = {
             address: pool.allocate(size) for address, size in sorted(self.before.items())
@@ -69,15 +69,15 @@ class MemorySnapshot:
 
     @property
     def peak_bytes(self) -> int:
-        """Most that was allocated, in the blocks of the simulated allocator."""
+        """Peak allocation, in blocks of the simulated allocator, in bytes."""
         return self.simulated.peak_allocated_bytes
 
 
 def read_snapshot(path: Path) -> MemorySnapshot:
-    """Read a memory snapshot, of several devices that with most events. Nothing in it runs. Raises `MeasurementError`.
+    """Read a memory snapshot: of several devices the one with most events. Nothing in it runs. Raises
+    `MeasurementError`.
 
-    A block given back that was taken before recording began was there from the beginning, and so was one that is there
-    at the end and that no event took.
+    A freed block without allocation event existed from the beginning, and so did a block at the end without one.
     """
     try:
         document = read_plain_pickle(read_bytes(path, MeasurementError))
@@ -87,12 +87,12 @@ def read_snapshot(path: Path) -> MemorySnapshot:
 
 
 class _Reader:
-    """Holds every value to its type: a snapshot is anybody's file."""
+    """Reader that checks every value's type: a snapshot is an untrusted file."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self._blocks_left = MAX_EVENTS
-        """Of all segments together: many of them may be one list."""
+        """Blocks left over all segments: many of them may be one list."""
 
     def snapshot(self, document: Any) -> MemorySnapshot:
         traces = self._list(document, "device_traces", "$")

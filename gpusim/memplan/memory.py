@@ -1,4 +1,4 @@
-"""The memory that a program takes: allocated and reserved, by category, instruction by instruction."""
+"""Memory of a program: allocated and reserved, by category, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from gpusim.plan.allocator import Block, CachingAllocator
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which most memory is allocated."""
+    """The point of largest allocated memory."""
 
     allocated_bytes: int
     place: int
-    """Which instruction of the program."""
+    """Index of the program's instruction."""
     op: int
-    """The op that runs then, -1 for none."""
+    """Op that runs then, -1 for none."""
     live: tuple[int, ...]
-    """Storages that are there, the largest first."""
+    """Live storages, largest first."""
     by_category: dict[Category, int]
-    """Bytes asked for, by what they are; the rest of `allocated_bytes` is rounding."""
+    """Requested bytes by category; the rest of `allocated_bytes` is rounding."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a program takes over its instructions."""
+    """Memory of a program over its instructions."""
 
     initial_bytes: int
-    """Allocated before the step and throughout."""
+    """Bytes allocated before the step and throughout."""
     peak: Peak
     reserved_bytes: int
-    """Most that the allocator has reserved; what it has beyond the peak is fragmentation."""
+    """Peak of the reserved memory, in bytes; its excess over the allocated peak is fragmentation."""
     allocated_bytes: tuple[int, ...]
-    """Most allocated while each instruction is issued, its workspace included."""
+    """Peak allocation during each instruction, its workspace included, in bytes."""
     pinned_bytes: int
-    """Host memory of what moves out."""
+    """Host memory of the copies out, in bytes."""
     peak_by_op: tuple[int, ...]
-    """Most allocated while each op runs for the first time."""
+    """Peak allocation while each op runs for the first time, in bytes."""
 
 
 def memory_of(storages: Storages, program: Program) -> MemoryUse:
-    """Follow a program through the caching allocator. The program must be one that can run (`check_program`)."""
+    """Simulate a program on the caching allocator. The program must be runnable (`check_program`)."""
     before = pool_before(storages)
     levels, pool = _levels(storages, program)
     levels = [before.allocated_bytes + level for level in levels]
@@ -64,13 +64,13 @@ def memory_of(storages: Storages, program: Program) -> MemoryUse:
 
 
 def peak_bytes_of(storages: Storages, program: Program, initial_bytes: int) -> int:
-    """The peak of `memory_of` alone, beside what is allocated before the step: for planners that try many programs."""
+    """Return only the peak of `memory_of`, given the bytes before the step: for planners that try many programs."""
     levels, _ = _levels(storages, program)
     return initial_bytes + max(levels, default=0)
 
 
 def pool_before(storages: Storages) -> CachingAllocator:
-    """The allocator with what is there before the step."""
+    """Return the allocator with the memory from before the step."""
     before = CachingAllocator()
     for storage in sorted(storages.initial):
         before.allocate(storages.bytes[storage])
@@ -78,7 +78,7 @@ def pool_before(storages: Storages) -> CachingAllocator:
 
 
 def _levels(storages: Storages, program: Program) -> tuple[list[int], CachingAllocator]:
-    """Most that the step itself has allocated while each instruction is issued, and its pool at the end."""
+    """Return the step's own peak allocation during each instruction, and its pool at the end."""
     pool = CachingAllocator()  # a graph's recording has a pool of its own
     size, workspace, makes = storages.bytes, storages.workspace_bytes, storages.makes
     blocks: dict[int, Block | None] = {}
@@ -108,7 +108,7 @@ def _levels(storages: Storages, program: Program) -> tuple[list[int], CachingAll
 
 
 def _live(storages: Storages, program: Program) -> set[int]:
-    """Storages of the step itself that are there once the last of these instructions is issued, or while it runs."""
+    """Return the step's own storages that are live after the last of these instructions, or during it."""
     live: set[int] = set()
     for instruction in program:
         if instruction.kind == "run":
@@ -135,5 +135,5 @@ def _peak(storages: Storages, program: Program, allocated_bytes: int, place: int
 
 
 def pinned_bytes(storages: Storages, moved: Iterable[int]) -> int:
-    """Host memory for copies of these storages: one pinned buffer each, for the whole step."""
+    """Return the host memory for copies of these storages, in bytes: one pinned buffer each, for the whole step."""
     return sum(storages.bytes[storage] for storage in set(moved))

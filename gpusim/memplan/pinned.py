@@ -9,9 +9,9 @@ from gpusim.memplan.storages import Storages
 
 
 def within_pinned(storages: Storages, plan: MemoryPlan, limit_bytes: int | None) -> tuple[MemoryPlan, int]:
-    """The plan with as many of its storages moving as pinned memory has room for; how many then stay on the GPU.
+    """Limit a plan to the storages that pinned memory has room for; also returns how many then stay on the GPU.
 
-    Those go first that leave first: they are away for longest. None is no limit.
+    Storages that leave first have priority, since they are away for longest. None is no limit.
     """
     if limit_bytes is None:
         return plan, 0

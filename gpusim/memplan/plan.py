@@ -1,4 +1,4 @@
-"""A memory plan of a step: the value that memory policies give, by op and storage index; and the file, by op name.
+"""A memory plan of a step: the result of memory policies, by op and storage index; and its file, by op name.
 
 policy, file --> MemoryPlan --> `gpusim.memplan.program.program_of` --> allocator, engines, replay
 """
@@ -22,8 +22,8 @@ from gpusim.units import counted
 class Offload:
     """A storage that moves to pinned host memory and back.
 
-    The copy out starts once what was launched up to op `after` has ended. Before op `free` the ops wait for that copy,
-    and the GPU's memory is let go. Before op `back` new memory is allocated and the copy back is launched; the next op
+    The copy out starts once the work launched up to op `after` has ended. Before op `free` the ops wait for that copy,
+    and the GPU's memory is freed. Before op `back` new memory is allocated and the copy back is launched; the next op
     that needs the storage waits for it.
     """
 
@@ -35,28 +35,28 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Redo:
-    """Storages that are let go after their last use and computed again, by running `ops` again before op `before`."""
+    """Storages that are freed after their last use and recomputed by running `ops` again before op `before`."""
 
     before: int
     ops: tuple[int, ...]
-    """In recorded order."""
+    """Op indices in recorded order."""
     storages: tuple[int, ...]
-    """What these ops bring back; anything else that they make is let go at once."""
+    """Storages that these ops bring back; their other results are freed at once."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemoryPlan:
-    """What becomes of each storage of a step; whatever is not named stays from its first use to its last.
+    """Actions on the storages of a step; all others stay from their first use to their last.
 
-    Two plans are equal where they run the same; who made them does not count.
+    Plans are equal where they run the same, whatever their origin.
     """
 
     offloads: tuple[Offload, ...] = ()
     redos: tuple[Redo, ...] = ()
     held: tuple[int, ...] = ()
-    """Storages that stay to the end of the step although nobody needs them."""
+    """Storages that stay to the end of the step without further use."""
     barriers: tuple[int, ...] = ()
-    """Ops after which the ops that follow wait for all copies so far (vDNN and Layrub: after each layer)."""
+    """Ops after which the following ops wait for all copies so far (vDNN and Layrub: after each layer)."""
     order: tuple[int, ...] = ()
     """Op indices in launch order; empty: as recorded."""
     policy: str = field(default="", compare=False)
@@ -66,7 +66,7 @@ class MemoryPlan:
     predicted_peak_bytes: int = field(default=0, compare=False)
 
     def made(self, policy: str, by: str = "", predicted_ns: int = 0, predicted_peak_bytes: int = 0) -> MemoryPlan:
-        """The same plan with its origin and its predictions."""
+        """Return the same plan with its origin and its predictions."""
         return dataclasses.replace(
             self, policy=policy, made_by=by, predicted_ns=predicted_ns, predicted_peak_bytes=predicted_peak_bytes
         )
@@ -86,7 +86,7 @@ class MemoryPlan:
         return short_repr("MemoryPlan", f"{short_name(self.policy)}: {parts}" if self.policy else parts)
 
     def to_document(self, trace: Trace) -> MemoryPlanDocument:
-        """The plan as a file has it. `trace` is the trace it is of."""
+        """Return the plan's document. `trace` is the plan's trace."""
         names = [op.name for op in trace.ops]
         return MemoryPlanDocument(
             schema=SCHEMA,
@@ -111,9 +111,9 @@ class MemoryPlan:
 
     @classmethod
     def from_document(cls, document: MemoryPlanDocument, trace: Trace, file: str = "memory plan") -> MemoryPlan:
-        """The plan in a file; whether it can run is for `gpusim.memplan.checks` to say.
+        """Return the plan of a document; `gpusim.memplan.checks` decides whether it can run.
 
-        Raises `ScheduleError` for a plan of another trace, and for an op or a storage that the trace does not have.
+        Raises `ScheduleError` for a plan of another trace, and for an op or a storage that the trace lacks.
         """
         if document.trace_hash != structure_hash(trace):
             problem = f"is a memory plan of another trace: of '{document.trace}', not of this '{trace.name}'"

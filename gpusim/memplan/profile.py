@@ -1,7 +1,7 @@
-"""A quick estimate of a plan's peak, for planners that try many: bytes over places, without the allocator's blocks.
+"""Quick estimate of a plan's peak, for planners that try many: bytes by place, without the allocator's blocks.
 
-It leaves out what blocks have beyond the bytes asked for, and takes all that one recomputation brings back to be there
-at once. `gpusim.memplan.memory` has the true number.
+It ignores the rounding of blocks, and assumes that all results of one recomputation are live at once.
+`gpusim.memplan.memory` has the exact number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpusim.plan.allocator import rounded
 
 
 class Profile:
-    """Bytes in use at each place of an order of ops, with nothing let go early."""
+    """Bytes in use at each place of an order of ops, with nothing freed early."""
 
     def __init__(self, storages: Storages, times: OpTimes) -> None:
         self.storages = storages
@@ -42,10 +42,11 @@ class Profile:
     def level_bytes(
         self, last_forward: Mapping[int, int], needs: Mapping[int, int], redos: Sequence[Redo]
     ) -> npt.NDArray[np.int64]:
-        """Bytes at each place with storages away from their last use in the forward pass until they are needed.
+        """Return the bytes at each place, with storages away from their last use in the forward pass until they are
+        needed.
 
-        `last_forward` has the place of that use for every storage that is saved; `needs`, of those that move, the place
-        at which they must be back. What one of `redos` takes at once counts at the place of the op behind it.
+        `last_forward` has the place of that use for every saved storage; `needs`, for those that move, the place at
+        which they must be back. The bytes of one of `redos` count at the place of the op behind it.
         """
         place, size = self.times.place, self.size
         change = np.zeros(len(self.level) + 1, dtype=np.int64)

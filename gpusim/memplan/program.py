@@ -30,29 +30,29 @@ Kind = Literal["run", "again", "out", "free", "back", "barrier"]
 
 
 class Instruction(msgspec.Struct, frozen=True, gc=False):
-    """One of the table above. Planners make millions of them, so it is a struct."""
+    """One row of the table above; a struct, because planners make millions of them."""
 
     kind: Kind
     op: int = -1
     storage: int = -1
     bring: frozenset[int] = frozenset()
-    """Of `again`: the storages that it brings back."""
+    """For `again`: the storages that it brings back."""
 
 
 Program = tuple[Instruction, ...]
 
 
 def program_of(storages: Storages, plan: MemoryPlan, *, barriers_first: bool = True) -> Program:
-    """The instructions of a plan; `gpusim.memplan.checks` says whether they can run.
+    """Return the instructions of a plan; `gpusim.memplan.checks` decides whether they can run.
 
-    A barrier does not wait for copies out that begin at its own op: those run beside the ops that follow. Without
-    `barriers_first` it does, as in plans that were replayed before 2026-11-24.
+    A barrier does not wait for copies out that begin at its own op: those overlap with the following ops. Without
+    `barriers_first` it does, as in plans replayed before 2026-11-24.
     """
     return _with_frees(storages, list(_actions(storages, plan, barriers_first)), frozenset(plan.held))
 
 
 def _actions(storages: Storages, plan: MemoryPlan, barriers_first: bool) -> Iterator[Instruction]:
-    """Everything but the frees that follow from last uses."""
+    """Yield everything except the frees that follow from last uses."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     barriers = [(op, Instruction("barrier")) for op in plan.barriers]
@@ -74,7 +74,7 @@ def _actions(storages: Storages, plan: MemoryPlan, barriers_first: bool) -> Iter
 
 
 def _by_need(storages: Storages, plan: MemoryPlan, order: Sequence[int]) -> list[Offload]:
-    """Offloads in the order in which ops need them after they are back: copies of one direction wait for each other."""
+    """Return offloads in the order in which ops need them back: copies of one direction wait for each other."""
     place = {op: number for number, op in enumerate(order)}
 
     def need(offload: Offload) -> int:
@@ -85,7 +85,7 @@ def _by_need(storages: Storages, plan: MemoryPlan, order: Sequence[int]) -> list
 
 
 def needed(storages: Storages, instruction: Instruction) -> frozenset[int]:
-    """Storages that must be there when an instruction is issued, or that it makes."""
+    """Return the storages that must be available when an instruction is issued, or that it makes."""
     if instruction.kind == "run":
         return storages.touched[instruction.op]
     if instruction.kind == "again":
@@ -95,7 +95,7 @@ def needed(storages: Storages, instruction: Instruction) -> frozenset[int]:
 
 
 def _with_frees(storages: Storages, actions: list[Instruction], held: frozenset[int]) -> Program:
-    """The instructions with a `free` behind the last use of each storage, also before it is brought back."""
+    """Insert a `free` after the last use of each storage, also before it is brought back."""
     stays = storages.initial | storages.results | held
     last_use: dict[int, int] = {}
     free_behind: dict[int, list[int]] = defaultdict(list)
@@ -116,7 +116,7 @@ def _with_frees(storages: Storages, actions: list[Instruction], held: frozenset[
             fresh = frozenset((instruction.storage,))
         elif kind == "again":
             fresh = frozenset(s for s in instruction.bring if _makes_anew(storages, instruction.op, s))
-        # Computed again, or copied back, with nothing said of when to let go of it.
+        # Recomputed, or copied back, without an explicit free.
         for storage in (fresh & there) - storages.initial:
             free_behind[last_use[storage]].append(storage)
         needs = needed(storages, instruction)

@@ -1,4 +1,4 @@
-"""Which ops bring back a storage that was let go: the chain of recomputation."""
+"""Recomputation: the ops that bring back a freed storage."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from gpusim.memplan.storages import Storages
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Ops to run again, in recorded order, and all storages that they bring back: those wanted, and what they need."""
+    """Ops to run again, in recorded order, and all storages that they bring back: wanted ones and their inputs."""
 
     ops: tuple[int, ...]
     storages: frozenset[int]
 
     def redo(self, before: int) -> Redo:
-        """The chain as an action of a plan."""
+        """Return the chain as an action of a plan."""
         return Redo(before, self.ops, tuple(sorted(self.storages)))
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """When saved storages are used, by the places of ops in a launch order."""
+    """Uses of saved storages, by places of ops in a launch order."""
 
     first: dict[int, int]
-    """Storage -> the op that needs it first after the forward pass."""
+    """Storage -> first op that needs it after the forward pass."""
     last: dict[int, int]
-    """Storage -> the place of its last use."""
+    """Storage -> place of its last use."""
 
     @classmethod
     def of(cls, storages: Storages, place: Sequence[int]) -> Uses:
-        """For the place of each op."""
+        """Find the uses, given the place of each op."""
         turn = storages.first_backward
         return cls(
             first={
@@ -44,10 +44,10 @@ class Uses:
 
 
 def chain(storages: Storages, wanted: Iterable[int], available: Callable[[int], bool]) -> Chain | None:
-    """The fewest ops that bring back the storages `wanted` from those `available`; None where nothing does.
+    """Return the fewest ops that bring back the storages `wanted` from those `available`; None where impossible.
 
-    Nothing does where an op on the way may not run again, or where an available storage has been overwritten since.
-    What is wanted counts as not available.
+    It is impossible where a necessary op may not run again, or where an available storage has been overwritten since.
+    Wanted storages count as not available.
     """
     ops: set[int] = set()
     built: set[int] = set()
@@ -70,7 +70,7 @@ def chain(storages: Storages, wanted: Iterable[int], available: Callable[[int], 
                 todo.append(source)
             elif not unchanged:
                 return None
-    if not changed <= built:  # what is changed in place must be brought back itself
+    if not changed <= built:  # storages changed in place must be brought back, too
         return None
     return Chain(tuple(sorted(ops)), frozenset(built))
 
@@ -78,10 +78,10 @@ def chain(storages: Storages, wanted: Iterable[int], available: Callable[[int], 
 def grouped_redos(
     storages: Storages, dropped: Iterable[int], place: Sequence[int], uses: Uses
 ) -> tuple[Redo, ...] | None:
-    """Recomputation of the storages `dropped`, each op at most once where its results are still wanted.
+    """Return the recomputation of the storages `dropped`, each op at most once while its results are still wanted.
 
-    The storage that is needed first brings what lies on its way, and that stays until it has been used. `place` has the
-    place of each op in the launch order. None where one of them cannot be computed again.
+    The storage that is needed first brings its intermediate results back, which stay until their use. `place` has the
+    place of each op in the launch order. None where one of them cannot be recomputed.
     """
     wanted = frozenset(dropped)
     first, last = uses.first, uses.last
@@ -100,37 +100,38 @@ def grouped_redos(
 
 
 def _there(last: Mapping[int, int], now: int, wanted: Container[int], brought: Container[int], storage: int) -> bool:
-    """Whether a storage is there at a place: saved and used later, and not let go, or back already."""
+    """Whether a storage is available at a place: saved, used later, and not freed or back already."""
     return last.get(storage, -1) >= now and (storage not in wanted or storage in brought)
 
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """Recomputation of one storage, and for which choices it is the right one."""
+    """Recomputation of one storage, with the conditions under which it is valid."""
 
     redo: Redo
     let_go: tuple[int, ...]
-    """What it brings back only since it is gone."""
+    """Storages that it brings back only because they are gone."""
     there: tuple[int, ...]
-    """What it is computed from."""
+    """Storages that it is computed from."""
     used_until: int
-    """The latest last use of what it brings back since nobody needs it any more."""
+    """Latest last use of the storages that it brings back because later ops do not need them."""
 
 
 class SeparateRedos:
-    """Recomputation of storages each by itself; what was found for other choices serves as far as it still holds."""
+    """Recomputation of storages one by one; earlier results are reused while valid."""
 
     def __init__(self, storages: Storages, uses: Uses) -> None:
-        """`uses` are those of the recorded order."""
+        """Prepare recomputation; `uses` are those of the recorded order."""
         self._storages = storages
         self._uses = uses
         self._alone: dict[int, _Alone] = {}
 
     def of(self, dropped: Iterable[int], gone: Iterable[int]) -> tuple[Redo, ...]:
-        """Recomputation of the storages `dropped`, each by itself where it is first needed, from what is not `gone`.
+        """Return the recomputation of each of the storages `dropped` where it is first needed, from storages not
+        `gone`.
 
-        What lies on the way is let go at once, so that least memory is in use, and computed again for the next. What
-        cannot be computed again stays.
+        Intermediate results are freed at once, for the least memory, and computed again for the next. Storages that
+        cannot be recomputed stay.
         """
         absent = frozenset(gone)
         first = self._uses.first
@@ -144,7 +145,7 @@ class SeparateRedos:
         return tuple(each.redo for each in reversed(right.values()))
 
     def _find(self, storage: int, absent: frozenset[int], right: Mapping[int, _Alone]) -> _Alone | None:
-        """As `chain` has it; what is `right` for a source is taken as it is."""
+        """Find one recomputation as `chain` does; the valid ones of its sources are used unchanged."""
         first, last = self._uses.first, self._uses.last
         before = first[storage]
         ops: set[int] = set()
@@ -157,7 +158,7 @@ class SeparateRedos:
             if current in built:
                 continue
             known = right.get(current)
-            if known is not None and known.used_until < before:  # found for a later op, when less was there
+            if known is not None and known.used_until < before:  # found for a later op, when less was available
                 built.update(known.redo.storages)
                 ops.update(known.redo.ops)
                 there.update(known.there)

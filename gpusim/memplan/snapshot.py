@@ -15,22 +15,22 @@ from gpusim.memplan.evaluate import Outcome
 from gpusim.memplan.storages import Storages
 from gpusim.plan.allocator import Block, CachingAllocator
 
-#: Where the first made-up address lies; the viewer shows addresses as they are.
+#: Base of the synthetic addresses, which the viewer shows unchanged.
 BASE_ADDRESS: Final = 0x7F0000000000
-#: A block is taken, and given back.
+#: Actions of a block: allocation and release.
 ALLOC, FREE = "alloc", "free_completed"
 
 
 def write_snapshot(storages: Storages, outcome: Outcome, path: Path) -> None:
-    """Write a plan's memory over its instructions as a snapshot that memory_viz shows. Raises `OutputError`.
+    """Write a plan's memory over its instructions as a snapshot for memory_viz. Raises `OutputError`.
 
-    Times are the numbers of the instructions: what is allocated follows the host, not the GPU's clock.
+    Times are instruction numbers: allocation follows the host, not the GPU's clock.
     """
     write_bytes(path, pickle.dumps(snapshot_document(storages, outcome), protocol=4))
 
 
 def snapshot_document(storages: Storages, outcome: Outcome) -> dict[str, Any]:
-    """The snapshot as plain dictionaries and lists."""
+    """Return the snapshot as plain dictionaries and lists."""
     pool = CachingAllocator()
     blocks: dict[int, Block | None] = {}
     trace = storages.trace
@@ -82,7 +82,7 @@ def snapshot_document(storages: Storages, outcome: Outcome) -> dict[str, Any]:
 
 
 def _segments(pool: CachingAllocator, live: Mapping[int, int], storages: Storages) -> Iterator[dict[str, Any]]:
-    """The segments at the end, with their blocks."""
+    """Yield the segments at the end, with their blocks."""
     for first in pool.segments():
         blocks: list[dict[str, Any]] = []
         block: Block | None = first

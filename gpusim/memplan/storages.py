@@ -1,4 +1,4 @@
-"""What memory a step needs and when: its storages by category, and which op needs, makes and changes each."""
+"""Storages of a step: category, lifetime, and the ops that need, make and change each."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _OF_ROLE: Final[dict[Role, Category]] = {
 
 
 _CONVOLUTION_BACKWARD: Final = "aten.convolution_backward.default"
-#: Which gradients a convolution's backward is asked for: its arguments 10 (mask) and 1 (the input).
+#: Argument positions of a convolution's backward: the mask of requested gradients, and the input.
 _MASK, _INPUT = 10, 1
 
 
 def size_only(op: Op) -> int | None:
-    """The tensor of which an op needs nothing but the size: the input, where a convolution gives its gradient alone.
+    """Return the tensor whose size alone an op needs: the input of a convolution's input gradient.
 
-    `torch.nn.grad.conv2d_input` calls it with an expanded element in its place.
+    `torch.nn.grad.conv2d_input` calls it with an expanded element instead.
     """
     if op.target != _CONVOLUTION_BACKWARD or len(op.args) <= _MASK or op.args[_MASK] != [True, False, False]:
         return None
@@ -55,7 +55,7 @@ def size_only(op: Op) -> int | None:
 
 
 def _for_its_size(trace: Trace, op: Op) -> frozenset[int]:
-    """The storage that an op needs for nothing but its size."""
+    """Return the storage that an op needs only for its size."""
     tensor = size_only(op)
     if tensor is None:
         return frozenset()
@@ -66,37 +66,37 @@ def _for_its_size(trace: Trace, op: Op) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a storage is computed once more: all ops of the forward pass that write it, and what they read."""
+    """Recomputation of a storage: all ops of the forward pass that write it, and their inputs."""
 
     ops: tuple[int, ...]
     sources: tuple[tuple[int, bool], ...]
-    """Storages made by the step that are read, each with whether it still has that value when the forward pass ends."""
+    """Storages of the step that are read, and whether each still has that value when the forward pass ends."""
     changed: frozenset[int]
-    """Other storages that these ops change in place: they must be computed once more themselves."""
+    """Other storages that these ops change in place, which must be recomputed, too."""
 
 
 @dataclass(frozen=True)
 class Storages:
-    """The storages of a trace, by index, and what its ops do with them."""
+    """Storages of a trace, by index, and their uses by ops."""
 
     trace: Trace
     bytes: tuple[int, ...]
     category: tuple[Category, ...]
-    """An activation that the backward pass makes is an `activation_gradient`."""
+    """Category of each storage; an activation that the backward pass makes is an `activation_gradient`."""
     initial: frozenset[int]
-    """There before the step, and throughout."""
+    """Storages that exist before the step and throughout."""
     results: frozenset[int]
-    """Made by the step, and there after it."""
+    """Storages that the step makes and that outlive it."""
     touched: tuple[frozenset[int], ...]
-    """For each op what must be there while it runs: read, written, or looked at by a view."""
+    """Storages that must be live during each op: read, written, or referenced by a view."""
     reads: tuple[frozenset[int], ...]
     writes: tuple[frozenset[int], ...]
     workspace_bytes: tuple[int, ...]
-    """For each op the memory that it takes for itself while it runs."""
+    """Workspace of each op while it runs, in bytes."""
 
     @classmethod
     def of(cls, trace: Trace) -> Storages:
-        """Look a trace over."""
+        """Analyse a trace."""
         initial = frozenset(t.storage for t in trace.tensors if t.init is not None)
         elements = reads_writes_storages(trace)
         first_phase: dict[int, str] = {}
@@ -132,17 +132,17 @@ class Storages:
 
     @cached_property
     def working(self) -> tuple[bool, ...]:
-        """For each op whether it does anything on the GPU; a view does not."""
+        """Whether each op does anything on the GPU; a view does not."""
         return tuple(works(op) for op in self.trace.ops)
 
     @cached_property
     def states(self) -> tuple[frozenset[int], ...]:
-        """For each op the storages that it changes as a state, and leaves alone where it runs again."""
+        """Storages that each op changes as states, and leaves alone when it runs again."""
         return tuple(states_of(op, self.trace.tensors) for op in self.trace.ops)
 
     @cached_property
     def may_run_again(self) -> tuple[bool, ...]:
-        """For each op whether it can run once more without changing what the step computes, given what it read."""
+        """Whether each op can run again without changing the step's results, given its inputs."""
         return tuple(
             not draws(op) and not (written & self.initial) - states
             for op, written, states in zip(self.trace.ops, self.writes, self.states, strict=True)
@@ -150,7 +150,7 @@ class Storages:
 
     @cached_property
     def inputs(self) -> tuple[frozenset[int], ...]:
-        """For each op what must have been there before it, states apart."""
+        """Storages that must exist before each op, except states."""
         return tuple(
             touched - frozenset(made) - states
             for touched, made, states in zip(self.touched, self.makes, self.states, strict=True)
@@ -158,7 +158,7 @@ class Storages:
 
     @cached_property
     def working_before(self) -> tuple[int, ...]:
-        """For each op the nearest one before it that works on the GPU; the op itself where there is none."""
+        """Nearest earlier op that works on the GPU, for each op; the op itself where there is none."""
         nearest: list[int] = []
         last = -1
         for op, working in enumerate(self.working):
@@ -168,7 +168,7 @@ class Storages:
 
     @cached_property
     def working_after(self) -> tuple[int, ...]:
-        """For each op the nearest one after it that works on the GPU; the last op where there is none."""
+        """Nearest later op that works on the GPU, for each op; the last op where there is none."""
         nearest: list[int] = []
         following = len(self.working) - 1
         for op in reversed(range(len(self.working))):
@@ -178,7 +178,7 @@ class Storages:
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each storage the ops that need it to be there, in recorded order."""
+        """Ops that need each storage, in recorded order."""
         users: list[list[int]] = [[] for _ in self.bytes]
         for op, storages in enumerate(self.touched):
             for storage in storages:
@@ -187,7 +187,7 @@ class Storages:
 
     @cached_property
     def writers(self) -> tuple[tuple[int, ...], ...]:
-        """For each storage the ops that write it, in recorded order."""
+        """Ops that write each storage, in recorded order."""
         writers: list[list[int]] = [[] for _ in self.bytes]
         for op, storages in enumerate(self.writes):
             for storage in storages:
@@ -196,7 +196,7 @@ class Storages:
 
     @cached_property
     def makes(self) -> tuple[tuple[int, ...], ...]:
-        """For each op the storages that it allocates, in the order of its results."""
+        """Storages that each op allocates, in the order of its results."""
         made: set[int] = set(self.initial)
         makes: list[tuple[int, ...]] = []
         for op, touched in zip(self.trace.ops, self.touched, strict=True):
@@ -208,7 +208,7 @@ class Storages:
 
     @cached_property
     def version_read(self) -> tuple[dict[int, int], ...]:
-        """For each op, storage -> the op that wrote it last before (-1: none) of all that it touches."""
+        """For each op: touched storage -> the op that last wrote it before (-1: none)."""
         last: dict[int, int] = {}
         versions: list[dict[int, int]] = []
         for op, touched in enumerate(self.touched):
@@ -219,7 +219,7 @@ class Storages:
 
     @cached_property
     def recipes(self) -> tuple[Recipe | None, ...]:
-        """For each storage how to compute it once more; None where nothing can, whatever is there."""
+        """Recomputation of each storage; None where impossible."""
         return tuple(self._recipe(storage) for storage in range(len(self)))
 
     def _recipe(self, storage: int) -> Recipe | None:
@@ -247,9 +247,9 @@ class Storages:
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
-        """Storages that the forward pass makes and later phases need, in the order in which they are made.
+        """Storages that the forward pass makes and later phases need, in the order of their making.
 
-        These are what a memory plan can act on. What exists before the step stays, and so do its results.
+        A memory plan can act on these. Storages from before the step stay, and so do its results.
         """
         turn = self.first_backward
         return tuple(
@@ -260,9 +260,9 @@ class Storages:
         )
 
     def last_forward_use(self, storage: int) -> int:
-        """The last op before the backward pass that needs a storage."""
+        """Return the last op before the backward pass that needs a storage."""
         return max(op for op in self.users[storage] if op < self.first_backward)
 
     def first_backward_use(self, storage: int) -> int:
-        """The first op after the forward pass that needs it."""
+        """Return the first op after the forward pass that needs a storage."""
         return min(op for op in self.users[storage] if op >= self.first_backward)

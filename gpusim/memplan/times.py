@@ -1,4 +1,4 @@
-"""When each op of a step runs, in a plan without copies: what planners place copies by."""
+"""Start times of a step's ops in a plan without copies, by which planners place copies."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from gpusim.memplan.plan import Offload, Redo
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 
-#: Copies back are launched this share of their time before they must be.
+#: Margin of a copy back's launch, as a fraction of its time.
 MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class OpTimes:
-    """Start of each op on one stream, by its place in the order, recomputation before it included."""
+    """Start of each op on one stream, by its place in the order, after recomputation before it."""
 
     order: tuple[int, ...]
     place: tuple[int, ...]
     """Op -> its place in the order."""
     start_ns: tuple[float, ...]
-    """By place: when the op can start, after what runs again before it."""
+    """Start of the op at each place, after recomputation before it, in ns."""
     end_ns: tuple[float, ...]
 
     @classmethod
     def of(cls, graph: OpGraph, order: Sequence[int] = (), redos: Sequence[Redo] = ()) -> OpTimes:
-        """Solo times one after the other."""
+        """Add up solo times in order."""
         order = tuple(order) or tuple(range(len(graph)))
         again: dict[int, float] = {}
         for redo in redos:
@@ -45,17 +45,17 @@ class OpTimes:
         return cls(order, tuple(place), tuple(starts), tuple(ends))
 
     def first_from(self, time_ns: float) -> int:
-        """Place of the first op that starts at this time or later; the last place where there is none."""
+        """Return the place of the first op that starts at this time or later; the last place where there is none."""
         return min(bisect.bisect_left(self.start_ns, time_ns), len(self.order) - 1)
 
     def last_until(self, time_ns: float) -> int:
-        """Place of the last op that starts at this time or before; the first where there is none."""
+        """Return the place of the last op that starts at this time or before; the first where there is none."""
         return max(bisect.bisect_right(self.start_ns, time_ns) - 1, 0)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What copies take: bytes a ns in each direction, and the fixed part of a copy."""
+    """Cost of copies: bytes per ns in each direction, and the fixed time of a copy."""
 
     out_bytes_per_ns: float
     back_bytes_per_ns: float
@@ -63,7 +63,7 @@ class Link:
 
     @classmethod
     def of(cls, graph: OpGraph) -> Link:
-        """Of the step's GPU, one direction at a time."""
+        """Return the link of the step's GPU, one direction at a time."""
         copies = graph.hardware.copies
         return cls(copies.d2h_bytes_per_ns, copies.h2d_bytes_per_ns, copies.latency_ns)
 
@@ -75,7 +75,7 @@ class Link:
 
 
 class CopiesOut:
-    """Copies to the host, one after the other, each from the last use of its storage in the forward pass on."""
+    """Copies to the host in sequence, each from the last use of its storage in the forward pass on."""
 
     def __init__(self, times: OpTimes, link: Link) -> None:
         self._times = times
@@ -85,7 +85,9 @@ class CopiesOut:
         self._end_ns: list[float] = []
 
     def add(self, key: tuple[int, int], size: int, limit_ns: float) -> bool:
-        """Take a copy in if all then end by a time. `key` is the place of the storage's last use, and the storage."""
+        """Add a copy if all copies then end by `limit_ns`. `key` is the place of the storage's last use, and the
+        storage.
+        """
         at = bisect.bisect(self._order, key)
         order = [key, *self._order[at:]]
         copy_ns = [self._link.out_ns(size), *self._copy_ns[at:]]
@@ -95,7 +97,7 @@ class CopiesOut:
             now = max(now, self._times.end_ns[place]) + copy_ns[number]
             if now > limit_ns:
                 return False
-            if number and now == self._end_ns[at + number - 1]:  # an idle time before it: nothing behind it changes
+            if number and now == self._end_ns[at + number - 1]:  # idle time before it: later copies do not change
                 ends += self._end_ns[at + number - 1 :]
                 break
             ends.append(now)
@@ -106,7 +108,7 @@ class CopiesOut:
 
 
 def last_forward_places(storages: Storages, times: OpTimes, chosen: Iterable[int]) -> dict[int, int]:
-    """For each of these storages the place of its last use in the forward pass."""
+    """Return, for each of these storages, the place of its last use in the forward pass."""
     turn = storages.first_backward
     return {s: max(times.place[op] for op in storages.users[s] if op < turn) for s in chosen}
 
@@ -114,7 +116,9 @@ def last_forward_places(storages: Storages, times: OpTimes, chosen: Iterable[int
 def first_needs(
     storages: Storages, times: OpTimes, chosen: Iterable[int], redos: Sequence[Redo] = ()
 ) -> dict[int, int]:
-    """For each of these storages the place at which it is first needed after the forward pass, or to compute others."""
+    """Return, for each of these storages, the first place that needs it after the forward pass, also for
+    recomputation.
+    """
     turn = storages.first_backward
     needs = {s: min(times.place[op] for op in storages.users[s] if op >= turn) for s in chosen}
     if not needs:
@@ -128,13 +132,13 @@ def first_needs(
 
 @dataclass(frozen=True)
 class Room:
-    """How much memory copies on their way may take: what is in use at each place without them, and the budget."""
+    """Memory available to copies in transit: memory in use at each place without them, and the budget."""
 
     level_bytes: Sequence[int]
     budget_bytes: int
 
     def missing(self, place: int, waiting_bytes: int) -> int:
-        """Bytes over the budget while the op at this place runs."""
+        """Return the bytes over the budget while the op at this place runs."""
         return int(self.level_bytes[place]) + waiting_bytes - self.budget_bytes
 
 
@@ -146,11 +150,11 @@ def place_copies(
     needs: Mapping[int, int],
     room: Room | None = None,
 ) -> tuple[Offload, ...]:
-    """Where the copies of these storages go, so that ops wait as little as may be, in the order of the copies back.
+    """Place the copies of these storages so that ops wait as little as possible, in the order of the copies back.
 
-    Copies out run one after the other, each from the last use in the forward pass on. Memory is let go before the op
-    that starts when the copy has ended, at the latest before the first op of the backward pass. Copies back run almost
-    as late as they can before their storage's place in `needs`. Where what is on its way has no `room`, ops wait.
+    Copies out run in sequence, each from the last use in the forward pass on. Memory is freed before the first op that
+    starts after the copy's end, at the latest before the first op of the backward pass. Copies back run almost as late
+    as possible before their storage's place in `needs`. Where tensors in transit have no `room`, ops wait.
     """
     last_forward = last_forward_places(storages, times, moved)
     turn = times.place[min(storages.first_backward, len(times.order) - 1)]
@@ -170,7 +174,7 @@ def place_copies(
 def _freed(
     storages: Storages, times: OpTimes, link: Link, last_forward: Mapping[int, int], turn: int, room: Room | None
 ) -> dict[int, int]:
-    """The place of the op before which each storage is let go, following the ops to the turn."""
+    """Return the place of the op before which each storage is freed, following the ops to the turn."""
     freed: dict[int, int] = {}
     leaving: deque[tuple[float, int]] = deque()
     waiting_bytes, busy_ns, late_ns = 0, 0.0, 0.0
@@ -206,7 +210,9 @@ def _fetched(
     freed: Mapping[int, int],
     room: Room | None,
 ) -> dict[int, int]:
-    """The place of the op before which each copy back is launched, following the ops from the end to the turn."""
+    """Return the place of the op before which each copy back is launched, following the ops from the end to the
+    turn.
+    """
     fetched: dict[int, int] = {}
     coming: deque[tuple[float, int]] = deque()
     waiting_bytes, busy_ns, early_ns = 0, float("inf"), 0.0
@@ -216,11 +222,11 @@ def _fetched(
     first = min(needs.values(), default=0)
     low = min((freed[s] for s in needs), default=first)
     for place in range(max(needs.values(), default=-1), low - 1, -1):
-        # All of `coming` must be there once the op after this place starts; here, while this one runs.
+        # All of `coming` must be back when the op after this place starts; here, while this one runs.
         now = times.start_ns[place] - early_ns
         while coming and room is not None and room.missing(place, waiting_bytes) > 0:
             begin_ns, storage = coming.popleft()
-            fetched[storage] = place + 1  # not beside this op: the next one waits
+            fetched[storage] = place + 1  # not during this op: the next one waits
             early_ns += max(0.0, times.end_ns[place] - early_ns - begin_ns)
             waiting_bytes -= storages.bytes[storage]
         while coming and (coming[0][0] >= now or place <= freed[coming[0][1]]):

@@ -1,4 +1,4 @@
-"""What a memory plan does for a step of which no schedule keeps a memory limit."""
+"""Memory plan for a step of which no schedule keeps a memory limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from gpusim.units import format_bytes, format_ns
 
 
 def other_way(graph: OpGraph, limit_bytes: int) -> str:
-    """In a line: the plan of our own policy that keeps a limit, or why none does; empty for a step without tensors."""
+    """Describe in a line our own policy's plan that keeps a limit, or why none does; empty for a step without
+    tensors.
+    """
     try:
         comparison = compare_policies(graph, policies=[LEAST_TIME], budget_bytes=limit_bytes)
     except PlanError:

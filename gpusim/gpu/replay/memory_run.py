@@ -1,6 +1,6 @@
-"""Running a memory plan's instructions on tensors: what is let go, copied out and back, and computed again.
+"""Execution of a memory plan's instructions on tensors: freeing, copies out and back, and recomputation.
 
-The same code runs on a GPU, with streams and events, and on the CPU, where `Inline` has neither: so results can be
+The same code runs on a GPU, with streams and events, and on the CPU, where `Inline` has neither, so that results can be
 compared without a GPU.
 """
 
@@ -22,23 +22,23 @@ from gpusim.memplan.storages import size_only
 
 
 class Lanes(Protocol):
-    """Where ops and copies run, and how they wait for each other."""
+    """Execution of ops and copies, and their mutual waits."""
 
     def out(self, host: torch.Tensor, memory: torch.Tensor) -> Any:
-        """Copy to the host behind all ops so far; a token of its end."""
+        """Copy to the host after all ops so far; returns a token of the copy's end."""
 
     def back(self, memory: torch.Tensor, host: torch.Tensor, after: Any | None) -> Any:
-        """Copy from the host behind all ops so far and the copy `after`; a token of its end."""
+        """Copy from the host after all ops so far and the copy `after`; returns a token of the copy's end."""
 
     def wait(self, token: Any) -> None:
-        """The ops that follow wait for a copy."""
+        """Let the following ops wait for a copy."""
 
     def finish(self) -> None:
-        """All copies have ended before what follows on the ops' stream."""
+        """Let later work on the ops' stream wait for all copies."""
 
 
 class Inline:
-    """One after the other, on the CPU."""
+    """Sequential execution on the CPU."""
 
     def out(self, host: torch.Tensor, memory: torch.Tensor) -> None:
         host.copy_(memory)
@@ -101,11 +101,13 @@ class HostBuffers:
 
     @property
     def total_bytes(self) -> int:
-        """Of all buffers."""
+        """Size of all buffers, in bytes."""
         return sum(buffer.numel() for buffer in self._of.values())
 
     def prepare(self, sizes: dict[int, int]) -> int | None:
-        """Allocate what is missing; where the host gives no more, the bytes that these storages have by then."""
+        """Allocate missing buffers; where the host has too little memory, returns the bytes that these storages then
+        have.
+        """
         for storage, size in sizes.items():
             if storage in self._of and self._of[storage].numel() >= size:
                 continue
@@ -119,17 +121,17 @@ class HostBuffers:
     def _buffer(self, size: int) -> torch.Tensor | None:
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
-        except RuntimeError:  # torch has no error of its own for pinned memory that cannot be had
+        except RuntimeError:  # torch has no error class for unavailable pinned memory
             return None
 
     def of(self, storage: int, size: int) -> torch.Tensor:
-        """The buffer of a storage."""
+        """Return the buffer of a storage."""
         return self._of[storage][:size]
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tensor over a storage, to be made again over other memory."""
+    """A tensor over a storage, for recreation over other memory."""
 
     index: int
     dtype: torch.dtype
@@ -142,7 +144,7 @@ class _View:
 
 
 class MemoryRunner(Runner):
-    """A runner that can let go of storages and bring them back."""
+    """Runner that can free storages and bring them back."""
 
     def __init__(
         self,
@@ -153,10 +155,10 @@ class MemoryRunner(Runner):
     ) -> None:
         super().__init__(trace, device, own=own, functions=functions)
         self._gone: dict[int, tuple[int, list[_View]]] = {}
-        """Storage -> its bytes and its tensors, where it was let go."""
+        """Bytes and tensors of each freed storage."""
 
     def views(self, storage: int) -> list[_View]:
-        """The tensors that there are of a storage."""
+        """Return the existing tensors of a storage."""
         return [
             _View(index, t.dtype, t.storage_offset(), tuple(t.shape), tuple(t.stride()))
             for index in self._of_storage[storage]
@@ -164,17 +166,17 @@ class MemoryRunner(Runner):
         ]
 
     def memory(self, storage: int) -> torch.Tensor:
-        """All bytes of a storage that is there."""
+        """Return all bytes of a live storage."""
         tensor = next(t for i in self._of_storage[storage] if (t := self.tensors[i]) is not None)
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
     def let_go(self, storage: int) -> None:
-        """Drop every tensor of a storage; what it had comes back with `restore` or `run_again`."""
+        """Drop every tensor of a storage; its tensors come back with `allocate` or `run_again`."""
         self._gone[storage] = (self.memory(storage).numel(), self.views(storage))
         self.release((storage,))
 
     def allocate(self, storage: int) -> torch.Tensor:
-        """New memory for a storage that was let go, and its tensors over it; its bytes."""
+        """Allocate new memory for a freed storage, with its tensors over it; returns its bytes."""
         memory = torch.empty(self._gone[storage][0], dtype=torch.uint8, device=self.device)
         self._restore(storage, memory.untyped_storage())
         return memory
@@ -184,7 +186,7 @@ class MemoryRunner(Runner):
             self.tensors[view.index] = view.over(memory, self.device)
 
     def arguments(self, op: int, without: Container[int] = ()) -> Call:
-        """As `Runner.arguments`; in place of a tensor that is gone and whose size alone matters, one of that size."""
+        """Return `Runner.arguments`, with a placeholder for a freed tensor of which only the size matters."""
         index = size_only(self.trace.ops[op])
         if index is None or self.tensors[index] is not None:
             return super().arguments(op, without)
@@ -197,7 +199,7 @@ class MemoryRunner(Runner):
             self.tensors[index] = None
 
     def run_again(self, op: int, bring: frozenset[int]) -> None:
-        """Run an op once more without its states, and keep of its results what is of the storages `bring`."""
+        """Run an op again without its states, and keep only results in the storages `bring`."""
         node = self.trace.ops[op]
         args, kwargs = self.arguments(op)
         for position in STATE_ARGUMENTS.get(node.target, ()):
@@ -211,14 +213,14 @@ class MemoryRunner(Runner):
             self._restore(storage, part.untyped_storage())
 
     def drop_temporaries(self) -> None:
-        """As `Runner.drop_temporaries`; nothing is to come back."""
+        """Drop temporaries as `Runner` does; nothing is to come back."""
         super().drop_temporaries()
         self._gone.clear()
 
 
 @dataclass
 class ProgramRunner:
-    """Issues the instructions of a program."""
+    """Executor of a program's instructions."""
 
     runner: MemoryRunner
     buffers: HostBuffers
@@ -227,12 +229,14 @@ class ProgramRunner:
     _back: dict[int, Any] = field(default_factory=dict)
 
     def prepare(self, program: Program) -> int | None:
-        """Have the host buffers of a program; as `HostBuffers.prepare`."""
+        """Allocate the host buffers of a program, as `HostBuffers.prepare`."""
         storages = self.runner.trace.storages
         return self.buffers.prepare({i.storage: storages[i.storage].bytes for i in program if i.kind == "out"})
 
     def run(self, program: Program, needs: Iterable[frozenset[int]]) -> None:
-        """Run it once; `needs` are the storages that each instruction needs (`gpusim.memplan.program.needed`)."""
+        """Run the program once; `needs` are the storages that each instruction needs
+        (`gpusim.memplan.program.needed`).
+        """
         runner, lanes = self.runner, self.lanes
         self._out.clear()
         self._back.clear()

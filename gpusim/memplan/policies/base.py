@@ -1,4 +1,4 @@
-"""What a memory policy is: a step on a GPU, and a budget or none, give a memory plan."""
+"""Interface of a memory policy: a function from a step on a GPU, with or without budget, to a memory plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusim.plan.graph import OpGraph
 
 
 class StepFacts:
-    """What the plans of one step have in common, whatever the budget; found when it is first asked for."""
+    """Facts that plans of one step share at any budget, computed on first use."""
 
     def __init__(self, graph: OpGraph, storages: Storages) -> None:
         self.graph = graph
@@ -70,18 +70,18 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a policy decides for."""
+    """Input of a policy."""
 
     graph: OpGraph
     storages: Storages
     budget_bytes: int | None = None
-    """Most that may be allocated; None where nobody has said."""
+    """Most bytes that may be allocated; None without a budget."""
     pinned_bytes: int | None = None
-    """Most pinned host memory; None for as much as it takes."""
+    """Most bytes of pinned host memory; None without limit."""
     synchronous: bool | None = None
     """Whether ops and copies wait for each other after each layer; None: as in the published system."""
     known: StepFacts | None = field(default=None, compare=False, repr=False)
-    """`dataclasses.replace` hands it on to settings with other budgets."""
+    """Shared facts, which `dataclasses.replace` passes on to settings with other budgets."""
 
     def __post_init__(self) -> None:
         if self.known is None:
@@ -89,12 +89,12 @@ class Setting:
 
     @classmethod
     def of(cls, graph: OpGraph, budget_bytes: int | None = None, pinned_bytes: int | None = None) -> Setting:
-        """The setting of a step."""
+        """Make the setting of a step."""
         return cls(graph, Storages.of(graph.trace), budget_bytes, pinned_bytes)
 
     @property
     def facts(self) -> StepFacts:
-        """What the plans of this step have in common."""
+        """Facts that plans of this step share."""
         assert self.known is not None
         return self.known
 
@@ -105,55 +105,55 @@ class Setting:
 
     @property
     def times(self) -> OpTimes:
-        """When ops run, in recorded order and with nothing beside them."""
+        """Times of the ops, in recorded order without concurrency."""
         return self.facts.times
 
     @property
     def uses(self) -> Uses:
-        """When saved storages are used, in recorded order."""
+        """Uses of saved storages, in recorded order."""
         return self.facts.uses
 
     @property
     def link(self) -> Link:
-        """What copies take on this GPU."""
+        """Cost of copies on this GPU."""
         return self.facts.link
 
     @property
     def keep_all_bytes(self) -> int:
-        """Peak of the step that keeps all."""
+        """Peak of the step that keeps all, in bytes."""
         return self.facts.keep_all_bytes
 
     @property
     def budget_or_half(self) -> int:
-        """The budget; where there is none, half of what keeping all takes."""
+        """The budget in bytes; without one, half the peak of keeping all."""
         return self.keep_all_bytes // 2 if self.budget_bytes is None else self.budget_bytes
 
     def peak_bytes(self, plan: MemoryPlan) -> int:
-        """Peak of a plan that can run."""
+        """Return the peak of a valid plan, in bytes."""
         return peak_bytes_of(self.storages, program_of(self.storages, plan), self.facts.initial_bytes)
 
     @property
     def chains(self) -> dict[int, Chain]:
-        """For each saved storage that can be computed again the ops that do so where all others stay."""
+        """Recomputation of each saved storage, with all others kept."""
         return self.facts.chains
 
     def recompute_ns(self, storage: int) -> float:
-        """What computing a storage again takes where all others stay; infinite where nothing brings it back."""
+        """Return the time to recompute a storage with all others kept, in ns; infinite where impossible."""
         return self.facts.recompute_ns.get(storage, math.inf)
 
 
 MemoryPolicy = Callable[[Setting], MemoryPlan]
-"""A plan for a setting."""
+"""Function from a setting to a plan."""
 
 
 def offload_plan(
     setting: Setting, backs: Mapping[int, int], *, synchronous: bool, behind: Iterable[int] = ()
 ) -> MemoryPlan:
-    """A plan that moves storages, each with the op before which it comes back, in that order.
+    """Return a plan that moves storages, each with the op before which it comes back, in that order.
 
-    A copy out runs beside the last layer of the forward pass that reads the storage; of those `behind`, after it.
-    Synchronous: ops and copies wait for each other at the end of each layer, where memory is let go. Else memory is let
-    go when the copy has ended, by the times of ops and copies, at the latest when the backward pass begins.
+    A copy out runs during the last layer of the forward pass that reads the storage; for those in `behind`, after it.
+    Synchronous: ops and copies wait for each other at the end of each layer, where memory is freed. Otherwise memory is
+    freed once the copy has ended, by the times of ops and copies, at the latest when the backward pass begins.
     """
     storages = setting.storages
     serial = frozenset(behind)
@@ -175,6 +175,6 @@ def offload_plan(
 
 
 def layer_ends(setting: Setting) -> tuple[int, ...]:
-    """The last op of the forward and of the backward part of each layer: where vDNN and Layrub wait twice."""
+    """Return the last op of the forward and of the backward part of each layer, where vDNN and Layrub wait twice."""
     layers = setting.layers.layers
     return tuple(sorted([layer.op for layer in layers] + [layer.backward[-1] for layer in layers if layer.backward]))

@@ -23,7 +23,7 @@ _IN_PLACE = frozenset(("activation", "dropout", "norm"))
 
 
 def caffe(setting: Setting) -> MemoryPlan:
-    """Every activation and every gradient of one stays, but the gradients that an in-place layer overwrites."""
+    """Keep every activation and its gradient, except gradients that an in-place layer overwrites."""
     storages, layers = setting.storages, setting.layers
     held: set[int] = set()
     overwritten: set[int] = set()

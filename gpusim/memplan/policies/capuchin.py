@@ -29,7 +29,7 @@ from gpusim.memplan.times import OpTimes, first_needs, last_forward_places, plac
 
 
 def capuchin(setting: Setting) -> MemoryPlan:
-    """Swap first, then recompute, as much as the budget asks for."""
+    """Swap first, then recompute, as much as the budget requires."""
     storages, budget = setting.storages, setting.budget_or_half
     swapped = swaps(setting, setting.keep_all_bytes - budget)
     order = by_msps(setting, swapped)
@@ -58,7 +58,7 @@ def _plan(setting: Setting, swapped: list[int], again: tuple[int, ...] | list[in
 
 
 def swaps(setting: Setting, excess_bytes: int) -> list[int]:
-    """Tensors that rule 2 swaps to free this much."""
+    """Return the tensors that rule 2 swaps to free this much."""
     storages, times, link = setting.storages, setting.times, setting.link
     last = last_forward_places(storages, times, storages.saved)
     need = first_needs(storages, times, storages.saved)
@@ -90,7 +90,7 @@ def _unused(lane: list[tuple[float, float]], asked: tuple[float, float]) -> bool
 
 
 def by_msps(setting: Setting, swapped: Sequence[int]) -> list[int]:
-    """The order in which rule 3 takes tensors."""
+    """Return the order in which rule 3 takes tensors."""
     storages = setting.storages
     gone = frozenset(swapped)
     left = {s: setting.recompute_ns(s) for s in setting.chains if s not in gone}
@@ -101,19 +101,19 @@ def by_msps(setting: Setting, swapped: Sequence[int]) -> list[int]:
             built_on.setdefault(source, []).append(storage)
 
     def rank(storage: int) -> tuple[float, int]:
-        """Smallest for the most bytes for its time."""
+        """Rank a tensor: smallest for the most bytes per time."""
         return -(storages.bytes[storage] / max(left[storage], 1.0)), storage
 
     own = dict(left)
     order: list[int] = []
     users = dict.fromkeys(left, 0)
-    """Of those taken, how many have this one as a source."""
+    """Number of taken tensors with this one as a source."""
     waiting = [rank(storage) for storage in left]
     heapq.heapify(waiting)
     while left:
         ranked = heapq.heappop(waiting)
         best = ranked[1]
-        if ranked != rank(best):  # its time has grown since, so that it comes later
+        if ranked != rank(best):  # its time has grown since, so it comes later
             heapq.heappush(waiting, rank(best))
             continue
         cost = left.pop(best)
@@ -122,7 +122,7 @@ def by_msps(setting: Setting, swapped: Sequence[int]) -> list[int]:
             if other in left:  # it must be brought back first
                 left[other] += cost
         for other in sources[best]:
-            if other in left:  # all that was built on it is built again
+            if other in left:  # everything built on it is built again
                 users[other] += 1
                 left[other] = max(left[other], own[other] * users[other])
     return order

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the square root of the network's length is kept, segments between are computed again.
+"""Gradient checkpointing: about sqrt(n) of n cuts are kept, and the segments between are recomputed.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), section 4, and the sqrt(n) strategy of
 Checkmate's released baselines. The rules:
@@ -24,13 +24,13 @@ from gpusim.memplan.storages import Storages
 
 
 def checkpoint(setting: Setting) -> MemoryPlan:
-    """Segments between every int(sqrt(n))-th cut are computed again."""
+    """Recompute the segments between every int(sqrt(n))-th cut."""
     points = cuts(setting.storages)
     return segmented(setting.storages, points, max(1, math.isqrt(len(points))))
 
 
 def cuts(storages: Storages) -> list[int]:
-    """Ops of the forward pass after which one tensor alone is needed by what follows in it."""
+    """Return the ops of the forward pass after which only one tensor is needed by the rest of it."""
     turn = storages.first_backward
     last_read = [
         max((op for op in users if op < turn), default=-1) if storage not in storages.initial else -1
@@ -50,13 +50,13 @@ def cuts(storages: Storages) -> list[int]:
 
 
 def segmented(storages: Storages, cuts: list[int], every: int) -> MemoryPlan:
-    """The plan that keeps what crosses every so many-th of these cuts and computes the rest again, by segment."""
+    """Return the plan that keeps tensors at every `every`-th of these cuts and recomputes the rest, by segment."""
     turn = storages.first_backward
     redos: list[Redo] = []
     start = 0
     saved = storages.saved
     made_by = {storage: op for op in range(turn) for storage in storages.makes[op]}
-    points = [cut for cut in cuts[every - 1 :: every] if cut != cuts[-1]]  # behind that the backward pass begins
+    points = [cut for cut in cuts[every - 1 :: every] if cut != cuts[-1]]  # the backward pass begins behind it
     for point in points:
         inside = [s for s in saved if start <= made_by[s] <= point and storages.last_forward_use(s) <= point]
         start = point + 1
@@ -68,10 +68,10 @@ def segmented(storages: Storages, cuts: list[int], every: int) -> MemoryPlan:
             if again is not None:
                 redos.append(again.redo(before))
                 break
-            wanted.pop()  # the last of them stays, and with it what it needs
+            wanted.pop()  # the last of them stays, with its inputs
     return MemoryPlan(redos=tuple(redos))
 
 
 def alone_possible(storages: Storages, storage: int) -> bool:
-    """Whether a storage can be computed again if all else is there."""
+    """Whether a storage can be recomputed if all others are available."""
     return chain(storages, [storage], lambda _: True) is not None

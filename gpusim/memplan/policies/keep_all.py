@@ -13,5 +13,5 @@ from gpusim.memplan.policies.base import Setting
 
 
 def keep_all(setting: Setting) -> MemoryPlan:
-    """Nothing moves, nothing is computed again."""
+    """Move and recompute nothing."""
     return MemoryPlan()

@@ -30,7 +30,7 @@ _IN_PLACE = frozenset(("activation", "dropout", "norm"))
 
 
 def layrub_inter(setting: Setting) -> MemoryPlan:
-    """Inputs of layers move, one layer ahead on their way back."""
+    """Move inputs of layers, and bring them back one layer ahead."""
     storages, layers = setting.storages, setting.layers
     saved = set(storages.saved)
     last_reader: dict[int, int] = {}
@@ -51,17 +51,17 @@ def layrub_inter(setting: Setting) -> MemoryPlan:
 
 
 def layrub_intra(setting: Setting) -> MemoryPlan:
-    """The gradient of a convolution's input takes the memory of that input."""
+    """Give the gradient of a convolution's input the memory of that input."""
     return MemoryPlan(order=weights_first(setting.storages))
 
 
 def layrub(setting: Setting) -> MemoryPlan:
-    """Hybrid: both."""
+    """Combine both: hybrid."""
     return replace(layrub_inter(setting), order=weights_first(setting.storages))
 
 
 def weights_first(storages: Storages) -> tuple[int, ...]:
-    """The recorded order with each convolution's gradient of its weights before that of its input."""
+    """Return the recorded order with each convolution's weight gradient before its input gradient."""
     order = list(range(len(storages.trace.ops)))
     for op in range(1, len(order)):
         one, other = storages.trace.ops[op - 1], storages.trace.ops[op]

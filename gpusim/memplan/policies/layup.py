@@ -24,7 +24,7 @@ _SOURCES = frozenset(("conv", "fc", "attention"))
 
 
 def layup(setting: Setting) -> MemoryPlan:
-    """Each type of layer computes again or moves what it has saved."""
+    """Recompute or move the saved results of each type of layer."""
     storages, layers = setting.storages, setting.layers
     of_kind: dict[str, list[int]] = {}
     all_saved = frozenset(storages.saved)
@@ -49,7 +49,7 @@ def layup(setting: Setting) -> MemoryPlan:
         else:
             moved += saved
     redos = grouped_redos(storages, again, setting.times.place, setting.uses)
-    if redos is None:  # what is to be computed again needs what cannot be: it moves instead
+    if redos is None:  # recomputation needs a result that cannot be recomputed: it moves instead
         moved, redos = [*moved, *again], ()
     times = OpTimes.of(setting.graph, redos=redos)
     needs = first_needs(storages, times, moved, redos)

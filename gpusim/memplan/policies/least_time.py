@@ -42,34 +42,34 @@ from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import CopiesOut, OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.units import MIB, format_bytes
 
-#: Storages smaller than this share of all that is saved stay: an action for each would cost more than it brings.
+#: Smallest storage worth an action, as a fraction of all saved bytes.
 SMALLEST_SHARE = 1e-4
 #: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
 COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
-#: Most that comes back at once, as a share of all that is saved.
+#: Limit of bytes that come back at once, as a fraction of all saved bytes.
 RUN_SHARES = (1.0, 0.3, 0.1, 0.03)
-#: Recomputations of the winner that are taken back on trial.
+#: Recomputations of the winner that are undone on trial.
 TRIALS = 24
-#: How often a choice of the estimate is corrected by the allocator's simulation.
+#: Corrections of the estimate's choice by the allocator's simulation.
 CORRECTIONS = 6
-#: Of the choices with the smallest estimates, how many the allocator compares for the smallest peak.
+#: Choices with the smallest estimates that the allocator compares for the smallest peak.
 LEAST_TRIED = 6
-#: Share of the budget that the placing of copies leaves, for what the estimate does not see.
+#: Share of the budget that the placement of copies leaves free for what the estimate misses.
 SLACK = 0.005
-#: Choices whose recomputation is remembered: a bisection comes back to those that it has seen last.
+#: Choices whose recomputation is cached: a bisection returns to recent ones.
 RECENT = 16
-#: Stands for the peak of what cannot be.
+#: Peak of an impossible plan.
 NO_PLAN_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which storages move and which are computed again."""
+    """Storages to move and storages to recompute."""
 
     moved: tuple[int, ...]
     again: tuple[int, ...]
     apart: bool = False
-    """Whether each is computed for itself alone, so that nothing comes back before it is needed."""
+    """Whether each is recomputed for itself alone, so that nothing comes back before it is needed."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class _Planned:
     choice: _Choice | None
     """None for a plan of another policy."""
     target_bytes: int
-    """The budget that its copies were placed for."""
+    """Budget that its copies were placed for, in bytes."""
     plan: MemoryPlan
     peak_bytes: int
 
 
 class LeastTime:
-    """Plans for one step; prices and orders are found once and serve every budget."""
+    """Planner of one step; prices and orders are computed once for all budgets."""
 
     def __init__(self, setting: Setting, evaluator: MemoryEvaluator | None = None) -> None:
         self.setting = setting
@@ -106,22 +106,22 @@ class LeastTime:
 
     @cached_property
     def actionable(self) -> tuple[int, ...]:
-        """Saved storages that are worth an action, by the order in which the forward pass makes them."""
+        """Saved storages worth an action, in the order of the forward pass."""
         size = self.storages.bytes
         least = SMALLEST_SHARE * sum(size[s] for s in self.storages.saved)
         return tuple(s for s in self.storages.saved if size[s] >= least)
 
     @cached_property
     def price_ns(self) -> dict[int, float]:
-        """What computing each of them again takes, from all others."""
+        """Time to recompute each of them from all others, in ns."""
         return {storage: self.setting.recompute_ns(storage) for storage in self.actionable}
 
     def density(self, storage: int) -> float:
-        """Price for each byte."""
+        """Return the price per byte."""
         return self.price_ns[storage] / self.storages.bytes[storage]
 
     def moved(self, share: float) -> tuple[int, ...]:
-        """Storages that move where copies out may take this share of the forward pass (rule 2)."""
+        """Return the storages that move where copies out may take this share of the forward pass (rule 2)."""
         if share not in self._moved:
             self._moved[share] = self._moved_at(share)
         return self._moved[share]
@@ -144,7 +144,7 @@ class LeastTime:
         return tuple(sorted(chosen))
 
     def _with_room(self, storages: Sequence[int]) -> list[int]:
-        """The first of these storages, as many as pinned memory has room for."""
+        """Return the first of these storages that fit pinned memory."""
         room = float("inf") if self.setting.pinned_bytes is None else self.setting.pinned_bytes
         chosen: list[int] = []
         for storage in storages:
@@ -156,7 +156,7 @@ class LeastTime:
 
     @cached_property
     def sources(self) -> dict[int, tuple[int, ...]]:
-        """For each of them that can be computed again, those of them that are read for it."""
+        """Sources among them of each that can be recomputed."""
         among = frozenset(self.actionable)
         return {
             s: tuple(sorted(frozenset().union(*(self.storages.touched[op] for op in each.ops)) & among - each.storages))
@@ -165,9 +165,9 @@ class LeastTime:
         }
 
     def cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
-        """What is computed again, the cheapest for its bytes first (rule 3).
+        """Return the storages to recompute, cheapest per byte first (rule 3).
 
-        What one of them brings back with it, since it is computed from it, takes no more than `run_bytes`.
+        The sources that one of them brings back take no more than `run_bytes`.
         """
         key = (tuple(moved), run_bytes)
         if key not in self._orders:
@@ -181,20 +181,22 @@ class LeastTime:
         return [s for s in sorted(rest, key=lambda s: (self.density(s), s)) if runs.add(s)]
 
     def most_for_its_time(self, moved: tuple[int, ...]) -> list[int]:
-        """What is computed again where each is computed for itself alone, by Capuchin's MSPS."""
+        """Return the storages to recompute, each for itself alone, by Capuchin's MSPS."""
         if moved not in self._msps:
             among = frozenset(self.actionable)
             self._msps[moved] = [s for s in by_msps(self.setting, moved) if s in among]
         return self._msps[moved]
 
     def _redos_of(self, again: tuple[int, ...], apart: bool) -> tuple[Redo, ...] | None:
-        """Recomputation of a choice; None where it cannot be."""
+        """Return the recomputation of a choice; None where impossible."""
         if apart:
             return self.setting.facts.separate_redos.of(again, again)
         return grouped_redos(self.storages, again, self.times.place, self.uses)
 
     def plan(self, choice: _Choice, budget_bytes: int) -> MemoryPlan | None:
-        """The plan of a choice; None where its recomputations cannot be. Ops wait for copies as the budget asks."""
+        """Return the plan of a choice; None where its recomputation is impossible. Ops wait for copies as the budget
+        requires.
+        """
         redos = self.redos(choice.again, choice.apart)
         if redos is None:
             return None
@@ -208,7 +210,7 @@ class LeastTime:
         return MemoryPlan(offloads=offloads, redos=redos, order=self.order)
 
     def floor_bytes(self, choice: _Choice) -> int:
-        """About the least peak of a choice, where ops wait for copies whenever memory asks for it."""
+        """Estimate the least peak of a choice, where ops wait for copies whenever memory requires it, in bytes."""
         if choice not in self._floors:
             redos = self.redos(choice.again, choice.apart)
             if redos is None:
@@ -224,9 +226,9 @@ class LeastTime:
     def fewest(
         self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], budget_bytes: int
     ) -> Iterator[_Planned]:
-        """The choice with the fewest of these storages, in their order, that keeps the budget; none where none does.
+        """Yield the choice with the fewest of these storages, in order, that keeps the budget, if any.
 
-        Found by the quick estimate, which is then corrected by what the allocator says of its answer.
+        The quick estimate finds it, corrected by the allocator's simulation.
         """
         target = budget_bytes
         for _ in range(CORRECTIONS):
@@ -241,7 +243,7 @@ class LeastTime:
             target -= max(2 * over, budget_bytes // 200)
 
     def planned(self, choice: _Choice, budget_bytes: int) -> _Planned:
-        """The plan of a choice that can be, with its peak by the allocator."""
+        """Return the plan of a possible choice, with its peak by the allocator."""
         key = (choice, budget_bytes)
         if key not in self._planned:
             plan = self.plan(choice, budget_bytes)
@@ -252,7 +254,9 @@ class LeastTime:
     def _first_by_estimate(
         self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], target: int
     ) -> _Choice | None:
-        """By bisection. Peaks fall with more actions until what comes back at once takes over; so a few are tried."""
+        """Bisect over the number of actions. Peaks fall with it until results that come back at once dominate, so
+        several are tried.
+        """
 
         def keeps(count: int) -> bool:
             return self.floor_bytes(choose(tuple(storages[:count]))) <= target
@@ -272,7 +276,7 @@ class LeastTime:
         return choose(tuple(storages[:high]))
 
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
-        """The plans of rules 2 and 3 that keep the budget."""
+        """Yield the plans of rules 2 and 3 that keep the budget."""
         for copy_share in COPY_SHARES:
             moved = self.moved(copy_share)
             if copy_share and not moved:
@@ -287,7 +291,7 @@ class LeastTime:
             yield from self.fewest(rest, partial(_Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
-        """Plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
+        """Yield plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
         setting = replace(self.setting, budget_bytes=budget_bytes)
         within, _ = within_pinned(self.storages, capuchin(setting), self.setting.pinned_bytes)
         for plan, peak_bytes in [(within, self.setting.peak_bytes(within)), *self._segmented]:
@@ -306,13 +310,13 @@ class LeastTime:
         return sum(self.storages.bytes[s] for s in self.storages.saved)
 
     def plan_for(self, budget_bytes: int | None) -> MemoryPlan:
-        """The best plan within a budget; without one, half of what keeping all takes. Raises `PlanError`."""
+        """Return the best plan within a budget; without one, half the peak of keeping all. Raises `PlanError`."""
         if budget_bytes is None:
             budget_bytes = max(self.setting.keep_all_bytes // 2, self.least_peak.peak_bytes)
         return self.best(budget_bytes)
 
     def best(self, budget_bytes: int) -> MemoryPlan:
-        """The plan of least predicted time within a budget. Raises `PlanError` where none of them keeps it."""
+        """Return the plan of least predicted time within a budget. Raises `PlanError` where none keeps it."""
         planned = list(dict.fromkeys((*self.candidates(budget_bytes), *self.of_others(budget_bytes))))
         if not planned:
             if self.least_peak.peak_bytes > budget_bytes:
@@ -321,14 +325,14 @@ class LeastTime:
         return self._trimmed(min(planned, key=self.time_ns), budget_bytes).plan
 
     def time_ns(self, planned: _Planned) -> int:
-        """Simulated step time."""
+        """Return the simulated step time, in ns."""
         if planned.plan not in self._times_ns:
             program = program_of(self.storages, planned.plan)
             self._times_ns[planned.plan] = self.evaluator.time(program).makespan_ns
         return self._times_ns[planned.plan]
 
     def _trimmed(self, best: _Planned, budget_bytes: int) -> _Planned:
-        """The plan without recomputations that the budget does not need, the dearest first."""
+        """Drop recomputations that the budget does not need, most expensive first."""
         for storage in sorted(best.choice.again if best.choice else (), key=lambda s: -self.price_ns[s])[:TRIALS]:
             assert best.choice is not None
             again = tuple(s for s in best.choice.again if s != storage)
@@ -341,7 +345,7 @@ class LeastTime:
 
     @cached_property
     def least_peak(self) -> _Planned:
-        """The smallest peak that any of these choices reaches."""
+        """The plan with the smallest peak of these choices."""
         choices = [_Choice((), ())]
         for copy_share in COPY_SHARES:
             moved = self.moved(copy_share)
@@ -354,19 +358,19 @@ class LeastTime:
         return min((self.planned(choice, 0) for choice in tried), key=lambda each: each.peak_bytes)
 
     def shortfall(self, budget_bytes: int) -> str:
-        """Why no plan found here keeps a budget."""
+        """Explain why no plan found here keeps a budget."""
         return shortfall(self.storages, self.least_use.peak, budget_bytes)
 
     @property
     def least_use(self) -> MemoryUse:
-        """The memory of the plan with the smallest peak."""
+        """Memory of the plan with the smallest peak."""
         return memory_of(self.storages, program_of(self.storages, self.least_peak.plan))
 
 
 def shortfall(storages: Storages, peak: Peak, budget_bytes: int) -> str:
-    """Why no plan keeps a budget: the smallest peak that one reaches, and the tensor that decides it.
+    """Explain why no plan keeps a budget: the smallest possible peak, and the tensor that decides it.
 
-    The budget that it names is rounded up, so that it works when it is given back.
+    The named budget is rounded up, so that it works when used.
     """
     trace = storages.trace
     largest = next((s for s in peak.live if s not in storages.initial), peak.live[0])
@@ -381,5 +385,5 @@ def shortfall(storages: Storages, peak: Peak, budget_bytes: int) -> str:
 
 
 def least_time(setting: Setting) -> MemoryPlan:
-    """The fastest plan within the budget; without one, half of what keeping all takes."""
+    """Return the fastest plan within the budget; without one, half the peak of keeping all."""
     return LeastTime(setting).plan_for(setting.budget_bytes)

@@ -24,14 +24,14 @@ from gpusim.trace.dependencies import dependencies
 
 
 def olla(setting: Setting) -> MemoryPlan:
-    """The order of least peak among three."""
+    """Return the order of least peak among three."""
     orders = ((), weights_first(setting.storages), greedy_order(setting.storages))
     plans = [MemoryPlan(order=order) for order in orders]
     return min(plans, key=setting.peak_bytes)
 
 
 def greedy_order(storages: Storages) -> tuple[int, ...]:
-    """Of all ops that could be next, the one that leaves least memory in use; views follow what they look at."""
+    """Order ops greedily by least memory left in use; views follow their base."""
     preds = dependencies(storages.trace)
     waiting = [len(before) for before in preds]
     succs: list[list[int]] = [[] for _ in preds]

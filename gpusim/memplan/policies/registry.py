@@ -1,4 +1,4 @@
-"""The memory policies by name, with what commands must know of each."""
+"""The memory policies by name, with their properties for commands."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from gpusim.memplan.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
 
 @dataclass(frozen=True, slots=True)
 class RegisteredMemoryPolicy:
-    """A memory policy by its name; calling it makes a plan."""
+    """A memory policy with its name; calling it makes a plan."""
 
     name: str
     make: MemoryPolicy
     source: str
-    """System and year, as docs/commands/memory.md cites it."""
+    """System and year, as cited in docs/commands/memory.md."""
     summary: str
-    """What it does, in one sentence."""
+    """One-sentence description."""
     takes_budget: bool = False
-    """Whether its plan follows from a byte budget."""
+    """Whether its plan depends on a byte budget."""
 
     def __call__(self, setting: Setting) -> MemoryPlan:
-        """A plan, under the policy's name."""
+        """Make a plan under the policy's name."""
         return self.make(setting).made(self.name)
 
 
@@ -107,7 +107,7 @@ MEMORY_POLICIES: dict[str, RegisteredMemoryPolicy] = {
 
 
 def memory_policy_by_name(name: str) -> RegisteredMemoryPolicy:
-    """A memory policy. Raises `UnknownNameError` with the nearest name."""
+    """Return a memory policy. Raises `UnknownNameError` with the nearest name."""
     if name not in MEMORY_POLICIES:
         raise UnknownNameError("memory policy", name, MEMORY_POLICIES)
     return MEMORY_POLICIES[name]

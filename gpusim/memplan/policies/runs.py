@@ -1,4 +1,4 @@
-"""What comes back at once where several storages are computed again: each brings those that it is computed from."""
+"""Storages that come back together under recomputation: each brings back its sources."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 
 class Runs:
-    """Storages that are computed again, taken one by one, as long as none brings more than a limit with it.
+    """Recomputed storages, added one by one as long as none brings back more than a limit.
 
-    A storage brings all of them that it is computed from, directly or not. Looking that up takes as long as there are
-    such storages, so it is done only where the parts that are connected in any direction are larger than the limit.
+    A storage brings back all of its recomputed sources, direct or not. That lookup takes time in proportion to their
+    number, so it runs only where the connected parts are larger than the limit.
     """
 
     def __init__(self, sources: Mapping[int, Sequence[int]], sizes: Sequence[int], limit_bytes: float) -> None:
@@ -17,14 +17,14 @@ class Runs:
         self._sizes = sizes
         self._limit_bytes = limit_bytes
         self._users: dict[int, list[int]] = {}
-        """Of those taken, by what they are computed from."""
+        """Users among the added storages, by source."""
         self._part: dict[int, int] = {}
-        """Of those taken: another of the same connected part, itself for the first."""
+        """Another added storage of the same connected part; itself for the first."""
         self._part_bytes: dict[int, int] = {}
-        """By the first of a part."""
+        """Bytes of a part, by its first storage."""
 
     def add(self, storage: int) -> bool:
-        """Take a storage; False where it, or what is computed from it, would bring more than the limit."""
+        """Add a storage; False where it, or a storage computed from it, would bring back more than the limit."""
         near = [s for s in (*self._sources[storage], *self._users.get(storage, ())) if s in self._part]
         parts = {self._first(s) for s in near}
         part_bytes = self._sizes[storage] + sum(self._part_bytes[first] for first in parts)
@@ -47,7 +47,7 @@ class Runs:
         return storage
 
     def _within(self, storage: int) -> bool:
-        """Whether a storage and all that is computed again for it keep the limit."""
+        """Whether a storage and all that is recomputed for it keep the limit."""
         reached, todo = {storage}, [storage]
         total = self._sizes[storage]
         while todo and total <= self._limit_bytes:
@@ -59,7 +59,7 @@ class Runs:
         return total <= self._limit_bytes
 
     def _furthest(self, storage: int) -> set[int]:
-        """Of those that are computed from a storage, the ones that no other is computed from.
+        """Return the users of a storage, direct or not, that have no user themselves.
 
         There is none where results of one op, each of which counts as a source of the other, are all there is.
         """

@@ -35,7 +35,7 @@ _CHECKPOINTS = frozenset(("conv", "fc", "join", "loss", "attention", "other"))
 
 
 def superneurons(setting: Setting) -> MemoryPlan:
-    """As in the paper: rules 1 to 3."""
+    """Plan by rules 1 to 3, as in the paper."""
     storages, layers = setting.storages, setting.layers
     maker = {s: n for n, layer in enumerate(layers.layers) for s in storages.makes[layer.op]}
     saved = [s for s in storages.saved if s in maker]
@@ -61,7 +61,7 @@ def superneurons(setting: Setting) -> MemoryPlan:
 
 
 def cost_aware(setting: Setting, dropped: list[int]) -> tuple[Redo, ...]:
-    """Recomputation of rule 3, by segments between checkpoint layers."""
+    """Return the recomputation of rule 3, by segments between checkpoint layers."""
     storages = setting.storages
     l_peak = max((sum(storages.bytes[s] for s in storages.touched[op]) for op in _backward(storages)), default=0)
     segments: dict[tuple[int, ...], list[int]] = {}
@@ -83,16 +83,16 @@ def _backward(storages: Storages) -> list[int]:
 
 
 def _checkpoint_before(setting: Setting, op: int) -> int:
-    """The last checkpoint layer up to an op of the forward pass."""
+    """Return the last checkpoint layer up to an op of the forward pass."""
     layers = setting.layers
     before = (n for n, layer in enumerate(layers.layers) if layer.op <= op and layer.kind in _CHECKPOINTS)
     return max(before, default=-1)
 
 
 def superneurons_release(setting: Setting) -> MemoryPlan:
-    """As in the released code: a cache of tensors, with synchronous copies.
+    """Plan as in the released code: a cache of tensors, with synchronous copies.
 
-    Raises `PlanError` where the budget is smaller than what one op needs; without a budget, that is the least.
+    Raises `PlanError` where the budget is smaller than one op's need; without a budget, that need is the least.
     """
     budget = setting.budget_or_half
     while True:
@@ -108,7 +108,7 @@ def superneurons_release(setting: Setting) -> MemoryPlan:
 
 
 class _Cache:
-    """What is on the GPU, the least recently used first."""
+    """Tensors on the GPU, least recently used first."""
 
     def __init__(self, storages: Storages, budget_bytes: int) -> None:
         self.storages = storages
@@ -120,7 +120,7 @@ class _Cache:
         self.offloads: list[Offload] = []
 
     def run(self) -> tuple[int, int]:
-        """Follow the step; the most that an op needs at once, and the first op that needs more than the budget."""
+        """Follow the step; returns the largest need of one op, and the first op that needs more than the budget."""
         storages = self.storages
         movable = frozenset(range(len(storages))) - storages.initial - storages.results
         most, last = self.level, 0
@@ -147,7 +147,7 @@ class _Cache:
         return most, last
 
     def _evict(self, asked: int, movable: frozenset[int], last: int, op: int) -> None:
-        """Copy out what was not used for longest, before an op, until it has room."""
+        """Copy out the least recently used tensors before an op, until it has room."""
         for storage in list(self.there):
             if self.level + asked <= self.budget_bytes:
                 return

@@ -24,14 +24,14 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.rebuild import grouped_redos
 from gpusim.units import format_bytes
 
-#: Sizes of the knapsack, of torch's `dp_knapsack`: a thousandth of all.
+#: Resolution of the knapsack's sizes, as in torch's `dp_knapsack`: a thousandth of the total.
 BUCKETS = 1000
 SHARE = 0.5
 STEP = 0.05
 
 
 def torch_budget(setting: Setting) -> MemoryPlan:
-    """What a knapsack leaves out is computed again. Raises `PlanError` for a budget that no share keeps."""
+    """Recompute what a knapsack leaves out. Raises `PlanError` for a budget that no share keeps."""
     if setting.budget_bytes is None:
         return at_share(setting, SHARE)
     least = 0
@@ -45,7 +45,7 @@ def torch_budget(setting: Setting) -> MemoryPlan:
 
 
 def at_share(setting: Setting, share: float) -> MemoryPlan:
-    """The plan that saves at most this share of the bytes that can be computed again."""
+    """Return the plan that saves at most this share of the recomputable bytes."""
     size = setting.storages.bytes
     items = [s for s in setting.storages.saved if s in setting.chains]
     saved = knapsack([size[s] for s in items], [setting.recompute_ns(s) for s in items], share)
@@ -54,11 +54,11 @@ def at_share(setting: Setting, share: float) -> MemoryPlan:
         redos = grouped_redos(setting.storages, dropped, setting.times.place, setting.uses)
         if redos is not None:
             return MemoryPlan(redos=redos)
-        dropped.pop()  # what it takes has itself been let go for good
+        dropped.pop()  # its input has itself been freed for good
 
 
 def knapsack(sizes: list[int], values: list[float], share: float) -> list[bool]:
-    """Which items to take: the most value within this share of all bytes, sizes rounded to `BUCKETS` parts."""
+    """Select items: the most value within this share of all bytes, sizes rounded to `BUCKETS` parts."""
     total = sum(sizes)
     if not total:
         return [True] * len(sizes)

@@ -1,4 +1,4 @@
-"""torch's activation offloading: all that is saved moves, on a stream of its own.
+"""torch's activation offloading: all saved activations move, on a stream of their own.
 
 Source: PyTorch's `torch/_functorch/_activation_offloading` (`enable_activation_offloading`,
 `activation_offload_sink_wait`, `activation_reload_prefetch`). The rules:
@@ -24,7 +24,7 @@ CONSTANT_BYTES_PER_NS = 50.0
 
 
 def torch_offload(setting: Setting) -> MemoryPlan:
-    """Every saved activation moves and is waited for at the end of the forward pass."""
+    """Move every saved activation, and wait for the copies at the end of the forward pass."""
     storages, times = setting.storages, setting.times
     turn = min(storages.first_backward, len(storages.trace.ops) - 1)
     needs = first_needs(storages, times, storages.saved)

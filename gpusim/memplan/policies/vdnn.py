@@ -29,17 +29,17 @@ from gpusim.units import format_bytes
 
 
 def vdnn_all(setting: Setting) -> MemoryPlan:
-    """The inputs of all layers but activations and losses move."""
+    """Move the inputs of all layers except activations and losses."""
     return _plan(setting, conv_only=False)
 
 
 def vdnn_conv(setting: Setting) -> MemoryPlan:
-    """The inputs of convolutions move."""
+    """Move the inputs of convolutions."""
     return _plan(setting, conv_only=True)
 
 
 def vdnn_dyn(setting: Setting) -> MemoryPlan:
-    """The first of nothing, `conv` and `all` whose peak keeps the budget, as simulated. Raises `PlanError`."""
+    """Return the first of nothing, `conv` and `all` whose simulated peak keeps the budget. Raises `PlanError`."""
     budget = setting.graph.hardware.memory.dram_bytes if setting.budget_bytes is None else setting.budget_bytes
     least = 0
     for policy in (keep_all, vdnn_conv, vdnn_all):
@@ -68,7 +68,7 @@ def _plan(setting: Setting, conv_only: bool) -> MemoryPlan:
 
 
 def prefetch_ops(setting: Setting, mover: dict[int, int]) -> dict[int, int]:
-    """For each storage that has moved, the op before which it comes back, in the order of rule 3."""
+    """Return, for each moved storage, the op before which it comes back, in the order of rule 3."""
     storages, layers = setting.storages, setting.layers
     moved_with: dict[int, list[int]] = {}
     for storage, number in mover.items():
@@ -84,6 +84,6 @@ def prefetch_ops(setting: Setting, mover: dict[int, int]) -> dict[int, int]:
                 break
             if layers.layers[below].kind == "conv":
                 break
-    for storage in mover:  # what no layer fetched in time comes when it is needed
+    for storage in mover:  # a storage that no layer prefetched comes back when needed
         backs.setdefault(storage, first_use[storage])
     return dict(sorted(backs.items(), key=lambda item: (item[1], -mover[item[0]])))
