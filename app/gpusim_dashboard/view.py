@@ -1,4 +1,4 @@
-"""Pieces of pages: figures in the session's theme, tables, downloads, the command line for the same."""
+"""Parts of pages: figures in the session's theme, tables, downloads, and the equivalent command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusim_dashboard.choice import Choice
 if TYPE_CHECKING:
     from gpusim.report.figures.theme import Theme
 
-#: plotly.js loads nothing and sends nothing.
+#: plotly.js loads and sends nothing.
 CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 
@@ -30,14 +30,14 @@ EXPLORING = "Running every policy and a short search (the first after an install
 SIMULATING = "Simulating ..."
 SCHEDULE_NOTE = "best.json is the schedule that the Search page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
-#: What Streamlit makes links, emoji, icons and colours of in text where no backslash counts: up to the character before
-#: which an empty span, of which nothing is seen, keeps it apart from the rest.
+#: Text that Streamlit turns into links, emoji, icons and colours and that no backslash escapes: up to the character
+#: before which an empty, invisible span separates it from the rest.
 UNESCAPED = re.compile(r":material(?=/)|:[\w+/-]{1,64}(?=[:\[])|https?(?=://)|www(?=\.)|[\w.+-](?=@)", re.IGNORECASE)
 APART = ":small[]"
-#: Characters of a name that a download's name takes.
+#: Most characters of a name in a download's file name.
 MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
-#: Points as plotly draws them, as text.
+#: Plotly's marker symbols as characters.
 SHAPES = {
     "circle": "●",
     "diamond": "◆",
@@ -54,18 +54,18 @@ SHAPES = {
     "triangle-left": "◀",
     "hexagram": "✶",
 }
-#: Width of a number with its label, in pixels: two beside each other on a phone.
+#: Width of a number with its label, in pixels: two fit side by side on a phone.
 METRIC = 155
 #: A smaller share is called less than this.
 SMALLEST = 0.001
-#: Room above a plot without title, and what a figure has for one, in pixels.
+#: Margin above a plot without a title, and that of a figure with one, in pixels.
 TOP, DEFAULT_TOP = 24, 100
-#: Room to the right of a plot whose legend has gone.
+#: Margin to the right of a plot whose legend was removed.
 RIGHT = 60
 
 
 def plain(text: str) -> str:
-    """Text that may come from a file, as it is: no part of it becomes Markdown, a link, an icon or a formula."""
+    """Escape text that may come from a file, so that no part of it becomes Markdown, a link, an icon or a formula."""
     shown, place, parts = visible(text), 0, []
     for match in UNESCAPED.finditer(shown):
         parts += [_escaped(shown[place : match.end()]), APART]
@@ -78,17 +78,19 @@ def _escaped(text: str) -> str:
 
 
 def option(name: str) -> str:
-    """A name from a file as an option of a control, where no Markdown is read."""
+    """A name from a file as an option of a control, which reads no Markdown."""
     return shortened(visible(name))
 
 
 def file_name(*parts: str) -> str:
-    """A name for a download: what is no letter, digit, dot, dash or underscore in a part becomes an underscore."""
+    """A file name for a download; characters other than letters, digits, dots, dashes and underscores become
+    underscores.
+    """
     return "-".join(re.sub(r"[^\w.-]", "_", part, flags=re.ASCII)[:MOST_OF_NAME].lstrip(".") for part in parts)
 
 
 def passed_over(row: SummaryRow | None) -> None:
-    """Why a searched schedule that is predicted faster is not recommended, where there is one."""
+    """Explain why a searched schedule that is predicted faster is not recommended, if there is one."""
     if row is not None:
         st.caption(
             f"The best searched schedule ({row.policy}, {counted(row.streams, 'stream')}) is predicted at "
@@ -98,21 +100,21 @@ def passed_over(row: SummaryRow | None) -> None:
 
 
 def broken_address(problems: list[str]) -> str:
-    """What is wrong with an address, as one text of Markdown."""
+    """The problems of an address as Markdown."""
     parts = "\n".join(f"- {plain(problem)}" for problem in problems)
     return f"Parts of this address cannot be followed; defaults are shown in their place.\n\n{parts}"
 
 
 def download(cell: Any, label: str, make: Callable[[], bytes | str], name: str, mime: str) -> None:
-    """A button for a file that is made when it is asked for.
+    """A button for a file that is made on request.
 
-    A click does not run the page again: the browser would then ask for a file of the run before, which is gone.
+    A click does not rerun the page: the browser would then request a file of the previous run, which is gone.
     """
     cell.download_button(label, make, name, mime, on_click="ignore", width="stretch")
 
 
 def explained(draw: Callable[[], None]) -> Callable[[], None]:
-    """A part of a page that runs by itself: the user's mistakes are one line there, too."""
+    """Wrap a fragment of a page, so that its user errors are shown in one line, too."""
 
     @functools.wraps(draw)
     def drawn() -> None:
@@ -126,22 +128,22 @@ def explained(draw: Callable[[], None]) -> Callable[[], None]:
 
 
 def dark() -> bool:
-    """Whether the page is dark."""
+    """Whether the page uses the dark theme."""
     return bool(st.context.theme.type == "dark")
 
 
 def theme() -> Theme:
-    """The theme of figures that goes with the page's."""
+    """The theme of figures that matches the page's."""
     from gpusim.report.figures.theme import DARK, LIGHT  # here: it brings plotly
 
     return DARK if dark() else LIGHT
 
 
 def show(figure: Any, key: str, words: str = "", **options: Any) -> Any:
-    """One figure, as wide as there is room, on the page's own background.
+    """Show one figure over the full width, on the page's background.
 
-    Its title becomes text of the page, which wraps on a phone, and so does its legend. `words` are for who does not see
-    it; its title, where nothing else is given.
+    Its title and legend become text of the page, which wraps on a phone. `words` is the alternative text, by default
+    the title.
     """
     title, subtitle = _title_of(figure)
     if title:
@@ -177,7 +179,7 @@ def _title_of(figure: Any) -> tuple[str, str]:
 
 
 def legend_of(figure: Any) -> list[tuple[str, str] | tuple[str, str, str]]:
-    """The entries of a figure's legend where it has several: name, colour, and the shape of points."""
+    """The entries of a figure's legend if it has several: name, colour, and shape of points."""
     if figure.layout.showlegend is False:
         return []
     entries: dict[str, tuple[str, str] | tuple[str, str, str]] = {}
@@ -192,13 +194,13 @@ def legend_of(figure: Any) -> list[tuple[str, str] | tuple[str, str, str]]:
 
 
 def folded(label: str, key: str) -> Any:
-    """A box that opens on a click; None while it is closed: what is in it is made, sent and drawn only then."""
+    """A box that opens on a click; None while it is closed, so that its content is made only on demand."""
     box = st.expander(label, key=key, on_change="rerun")
     return box if box.open else None
 
 
 def heading(choice: Choice, warn: bool = True) -> None:
-    """What a page is about; and, unless the page says so in another way, that the hardware model is uncalibrated."""
+    """Show the step, hardware and streams of a page and, with `warn`, a note if the hardware model is uncalibrated."""
     model = choice.trace.model
     mode = "training" if model.mode == "train" else "inference"
     about = f"{model.network}, {mode}, batch {model.batch}, {model.dtype}"
@@ -213,13 +215,13 @@ def heading(choice: Choice, warn: bool = True) -> None:
 
 
 def metrics(*numbers: tuple[str, str, str]) -> None:
-    """Numbers with their labels, and a note under each that is no change, up or down; as many in a row as fit."""
+    """Show numbers with labels and notes, as many in a row as fit."""
     with st.container(horizontal=True, gap="small"):
         for label, value, note in numbers:
             st.metric(label, value, note or " ", delta_color="off", delta_arrow="off", width=METRIC)
 
 
-#: Number format of a table's column by the unit that its name ends with.
+#: Number format of a table's column, by the unit at the end of its name.
 FORMATS = {
     ", us": "%.1f",
     ", MiB": "%.2f",
@@ -232,7 +234,7 @@ FORMATS = {
 
 
 def table(rows: list[dict[str, Any]], words: str = "", **options: Any) -> None:
-    """A table; numbers stay numbers, so that a click on a column sorts them. `words` are its name."""
+    """Show a table whose columns sort as numbers. `words` is its name."""
     columns = {
         name: st.column_config.NumberColumn(format=text)
         for name in (rows[0] if rows else ())
@@ -249,7 +251,7 @@ def percent(share: float) -> str:
 
 
 def uncalibrated(hardware: gpusim.HardwareModel) -> None:
-    """Say so where a hardware model is uncalibrated."""
+    """Show a note if a hardware model is uncalibrated."""
     if not hardware.calibrated:
         st.warning(
             f"The model of {plain(hardware.name)} is uncalibrated: it comes from data sheets, not from measurements on "
@@ -259,17 +261,17 @@ def uncalibrated(hardware: gpusim.HardwareModel) -> None:
 
 
 def command(*words: str) -> None:
-    """The command line that gives what the page shows."""
+    """Show the command line that gives the page's results."""
     commands(words)
 
 
 def commands(*lines: Iterable[str]) -> None:
-    """The command lines that give what the page shows."""
+    """Show the command lines that give the page's results."""
     st.caption("The same on the command line:")
     text = "\n".join(" ".join(["gpusim", *map(shlex.quote, words)]) for words in lines)
     st.code(visible(text), language="sh", wrap_lines=True)
 
 
 def hardware_words(choice: Choice) -> list[str]:
-    """`--hw NAME`."""
+    """The option `--hw NAME`."""
     return ["--hw", choice.hardware.name]

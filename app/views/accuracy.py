@@ -1,4 +1,4 @@
-"""Accuracy: how wrong predictions of steps like this one were, and every replay behind that."""
+"""Accuracy: errors of predictions for steps like this one, and all replays behind them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpusim.report.figures.accuracy import accuracy_figure
 from gpusim.text import message
 from gpusim.units import NS_PER_MS
 
-#: The recipe of networks that are no image networks, but for a few.
+#: Recipe of most networks that are not image networks.
 OTHER_KINDS = "kinds"
 choice = current()
 view.heading(choice)
@@ -28,7 +28,7 @@ mode = "training" if model.mode == "train" else "inference"
 everything = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
 optimized = [case for case in everything if case.policy == OPTIMIZE]
 everything = [case for case in everything if case.streams > 1 and case.policy != OPTIMIZE]
-# Predictions of networks without convolutions are worse: the others would flatter them.
+# Networks without convolutions are predicted worse; others would make them look better.
 other_kinds = {case.network for each in files.values() if each.recipe == OTHER_KINDS for case in each.cases}
 if any("convolution" in op.target for op in choice.trace.ops):
     kind = f"{mode}, {model.dtype}"
@@ -65,7 +65,7 @@ else:
 
 
 def pick(cell: Any, label: str, name: str, values: set[str]) -> list[str]:
-    """A filter; nothing picked is everything."""
+    """A filter; an empty selection keeps everything."""
     picked = settings.choose_several(cell, label, name, sorted(values), placeholder="all")
     return picked or sorted(values)
 
