@@ -38,7 +38,7 @@ class Lines:
 
 
 #: Ends the names of kernels that CUDA graphs use. Torch hands out one object for one text: what a later torch.compile
-#: tunes again or unloads has another name.
+#: tunes again or unloads has another name, and so has what another style makes.
 OWN: Final = "_gpusim"
 
 

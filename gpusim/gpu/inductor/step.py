@@ -66,11 +66,16 @@ def compiled_calls(
             noted.layout_optimized = bool(V.graph.layout_opt) and has_images(graph)
             return read_lines(lines, functional, places, calls)
 
-        found = compile_graph(functional, device.type, training, read, OWN if apart else "")
+        found = compile_graph(functional, device.type, training, read, _own_suffix(style) if apart else "")
     named = _named(recorded, functional)
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")
     return Compiled(found.ops, found.places, found.outputs, found.sources, named)
+
+
+def _own_suffix(style: str) -> str:
+    """Return the end of kernel names in steps of the user's own, one for each style: see `OWN`."""
+    return OWN if style == styles.DEFAULT_STYLE else f"{OWN}_{style}"
 
 
 def has_images(graph: JointGraph) -> bool:

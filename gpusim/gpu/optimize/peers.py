@@ -91,7 +91,8 @@ def _reduce_overhead(step: ModelStep, model: nn.Module) -> Call:
 def _max_autotune(step: ModelStep, model: nn.Module) -> Call:
     from torch._inductor import config
 
-    config.autotune_num_choices_displayed = 0  # hundreds of lines on the terminal
+    if hasattr(config, "autotune_num_choices_displayed"):
+        config.autotune_num_choices_displayed = 0  # hundreds of lines on the terminal
     return _in_steps(user_step(step, model, torch.compile(model, mode="max-autotune")))
 
 
