@@ -1,4 +1,4 @@
-"""Limits: what keeps the GPU from running more at once, as a conclusion, and the figures behind it."""
+"""Limits: the reason why the GPU does not run more at once, and the figures behind it."""
 
 import streamlit as st
 from gpusim_dashboard import charts, html, results, view

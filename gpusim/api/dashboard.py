@@ -64,7 +64,7 @@ def category_bytes(outcome: Outcome) -> dict[str, int]:
 
 
 def manifest() -> list[dict[str, Any]]:
-    """What the manifest says of each bundled trace; see `scripts/make_manifest.py`."""
+    """The manifest's entry of each bundled trace; see `scripts/make_manifest.py`."""
     return read_manifest()
 
 
@@ -170,7 +170,7 @@ def changed(
 
 
 def sensitivities(simulated: Simulated) -> Sensitivities:
-    """How a predicted time moves as each parameter goes from half to twice its value: name, low, high, now."""
+    """Return the predicted time as each parameter goes from half to twice its value: name, low, high, now."""
     from gpusim.analysis.whatif import sensitivities as run
 
     return run(simulated)
@@ -252,7 +252,7 @@ def results(pattern: str = "*.json") -> dict[str, Results]:
 
 
 def fidelity(cases: Sequence[ResultCase]) -> Fidelity | None:
-    """How far predictions of schedules on several streams were from what was measured; None where there are none."""
+    """Return the errors of predicted schedules on several streams against measurements; None if there are none."""
     from gpusim.validation.statistics import fidelity as run
 
     return run(cases)

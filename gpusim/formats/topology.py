@@ -89,7 +89,7 @@ class Topology(Document, frozen=True, kw_only=True):
     dram_per_wire_byte_source: str = ""
     """Source."""
     sync: Sync = "all_reduce"
-    """How gradients are summed."""
+    """Method of summing gradients."""
 
     @property
     def gpus(self) -> int:

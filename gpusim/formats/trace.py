@@ -379,7 +379,7 @@ class GroundTruth(Document, frozen=True, kw_only=True):
     unattributed: tuple[str, ...] = ()
     """Kernels that were not attributed."""
     link: HostLink | None = None
-    """Of a step in training; stands for the hardware model's."""
+    """Host link measured with a step in training; replaces the hardware model's."""
 
 
 class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):

@@ -1,11 +1,11 @@
 """Costs of all configurations as tables: a vector for each layer, a matrix for each edge.
 
 Source: Jia et al. 2018, equation 1: t = sum of t_C + t_S over layers and t_X over edges. Computation `t_C` is that of
-the GPU with the largest share. Synchronisation `t_S` adds up gradients of replicated weights, and statistics of
-BatchNorm. A transfer `t_X` goes forward and, in training, backward. Nothing overlaps: that is what engines are for.
+the GPU with the largest share. Synchronisation `t_S` sums gradients of replicated weights and statistics of BatchNorm.
+A transfer `t_X` goes forward and, in training, backward. Nothing overlaps: only the engines model overlap.
 
 Statistics: with `batch_norm="local"` each part of the batch has its own, as in DistributedDataParallel, and the parts
-of one image share theirs; with `"synchronised"` all parts do, which is what one GPU computes.
+of one image share theirs; with `"synchronised"` all parts share them, as on one GPU.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ from gpusim.units import MIB
 
 BatchNorm = Literal["local", "synchronised"]
 
-#: Elements of training memory for each weight: itself, its gradient, its momentum.
+#: Elements of training memory per weight: the weight, its gradient, its momentum.
 WEIGHT_COPIES: Final = 3
 
 
-#: DistributedDataParallel's own size of a bucket (`bucket_cap_mb`).
+#: Default bucket size of DistributedDataParallel (`bucket_cap_mb`).
 BUCKET_BYTES: Final = 25 * MIB
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan is for: layers of the whole batch, GPUs, links, and times."""
+    """Inputs of a plan: layers of the whole batch, GPUs, links, and times."""
 
     graph: LayerGraph
-    """For the batch of all GPUs (`LayerGraph.for_gpus`)."""
+    """Layers for the batch of all GPUs (`LayerGraph.for_gpus`)."""
     gpus: int
     topology: Topology
     times: Times
     hardware: HardwareModel
     batch_norm: BatchNorm = "local"
     bucket_bytes: int = BUCKET_BYTES
-    """Gradients are summed in buckets of at least so many bytes."""
+    """Least size of the buckets in which gradients are summed."""
     _shares: dict[tuple[int, Config], Share] = field(default_factory=dict, repr=False)
     _costs: dict[tuple[int, Config], LayerCost] = field(default_factory=dict, repr=False)
 
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
-        """For each layer the first one whose shares have the same times: itself, unless shapes say all."""
+        """For each layer, the first one whose shares have the same times: itself, unless times depend on shapes
+        only.
+        """
         if not self.times.by_shape:
             return tuple(range(len(self.graph)))
         first: dict[object, int] = {}
@@ -64,7 +66,7 @@ class Problem:
 
     @property
     def training(self) -> bool:
-        """Whether there is a backward pass."""
+        """Whether the step has a backward pass."""
         return self.graph.training
 
     def share(self, index: int, config: Config) -> Share:
@@ -76,7 +78,7 @@ class Problem:
 
 
 def _shape_key(layer: Layer) -> object:
-    """All of a layer that its costs follow from."""
+    """Key of all properties of a layer that its costs depend on."""
     inputs = tuple((edge.extents, edge.needs) for edge in layer.inputs)
     sizes = (layer.weight_elements, layer.statistics, layer.flops, layer.element_bytes, len(layer.ops))
     return layer.kind, layer.output, inputs, layer.splits, layer.channel_unit, sizes, layer.input_gradient
@@ -104,7 +106,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Tables:
-    """All costs: `nodes[i][a]` of layer i in its a-th configuration, `edges[i, j][a, b]` between two layers."""
+    """All costs: `nodes[i][a]` of layer i in its a-th configuration, `edges[i, j][a, b]` between layers i and j."""
 
     configs: tuple[tuple[Config, ...], ...]
     nodes: tuple[Floats, ...]
@@ -112,7 +114,7 @@ class Tables:
 
 
 def tables(problem: Problem, configs: Sequence[Sequence[Config]] | None = None) -> Tables:
-    """The tables of a problem; `configs` restricts the configurations of each layer."""
+    """Return the tables of a problem; `configs` restricts the configurations of each layer."""
     layers = problem.graph.layers
     chosen = tuple(tuple(some) for some in configs or [layer_configs(layer, problem.gpus) for layer in layers])
     nodes = tuple(
@@ -131,7 +133,7 @@ def tables(problem: Problem, configs: Sequence[Sequence[Config]] | None = None) 
 
 
 def layer_memories(problem: Problem, costs: Tables) -> list[Floats]:
-    """Bytes that each layer takes on GPU 0, which has a part of everything, in each of its configurations."""
+    """Bytes of each layer on GPU 0, which has a part of everything, in each of its configurations."""
     return [
         np.array([float(layer_memory(problem, index, config)) for config in some])
         for index, some in enumerate(costs.configs)
@@ -139,7 +141,7 @@ def layer_memories(problem: Problem, costs: Tables) -> list[Floats]:
 
 
 def layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
-    """Parts of the cost of one layer in one configuration."""
+    """Return the parts of the cost of one layer in one configuration."""
     key = (problem.first_alike[index], config)
     if key not in problem._costs:
         problem._costs[key] = _layer_cost(problem, index, config)
@@ -155,7 +157,7 @@ def _layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
     sync = 0.0
     if layer.weight_elements and not config.replicated and config.replicas > 1:
         size = weights * layer.element_bytes
-        bucket = max(size, problem.bucket_bytes)  # small gradients are summed together, and share what that takes
+        bucket = max(size, problem.bucket_bytes)  # small gradients are summed in shared buckets, and share their time
         sync = sync_ns(problem.topology, bucket, weight_members(problem, config)) * size / bucket
     return LayerCost(
         times.forward_ns,
@@ -168,19 +170,19 @@ def _layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
 
 
 def weight_members(problem: Problem, config: Config) -> Members:
-    """Who adds up the gradient of one part of the channels."""
+    """Return the GPUs that sum the gradient of one part of the channels."""
     gpus = range(0, config.parts, config.c)
     return members(gpus, problem.topology.gpus_per_node, config.c)
 
 
 def statistics_members(problem: Problem, config: Config) -> Members:
-    """Who shares the statistics of one part of the channels."""
+    """Return the GPUs that share the statistics of one part of the channels."""
     together = config.h * config.w * (config.n if problem.batch_norm == "synchronised" else 1)
     return members(range(0, together * config.c, config.c), problem.topology.gpus_per_node, config.c)
 
 
 def statistics_ns(problem: Problem, layer: Layer, config: Config) -> float:
-    """Time to share BatchNorm's statistics, once in each pass; in inference they are constants."""
+    """Time to share BatchNorm's statistics, once in each pass; 0 in inference, where they are constants."""
     if not layer.statistics or config.replicated or not problem.training:
         return 0.0
     size = layer.statistics * layer.element_bytes / config.c
@@ -197,7 +199,7 @@ def _edge_matrix(
 ) -> Floats:
     """Time of the transfers over one edge, forward and in training backward, for each pair of configurations.
 
-    `known` has the transfers of edges seen before: many of a network are alike but for their channels.
+    `known` caches transfers of earlier edges: many edges of a network differ only in channels.
     """
     source, user = (problem.graph.layers[index] for index in pair)
     topology, gpus = problem.topology, problem.gpus
@@ -220,7 +222,7 @@ def _edge_matrix(
 
 
 def shared_gradient(problem: Problem, source: Layer, config: Config, user_config: Config) -> tuple[float, int]:
-    """Time in ns and bytes of adding up the gradient of a layer that every GPU computes, of which each has a part."""
+    """Time in ns and bytes to sum the gradient of a layer that every GPU computes, with a part on each GPU."""
     if not (problem.training and config.replicated) or user_config.replicated:
         return 0.0, 0
     everyone = members(range(problem.gpus), problem.topology.gpus_per_node)
@@ -228,9 +230,9 @@ def shared_gradient(problem: Problem, source: Layer, config: Config, user_config
 
 
 def exchange_ns(topology: Topology, busiest_bytes: Floats, node_bytes: Floats, gpus: int) -> Floats:
-    """Time of redistributions among the first `gpus` GPUs: an all-to-all as large as that of the busiest GPU.
+    """Time of redistributions among the first `gpus` GPUs: an all-to-all with the busiest GPU's size.
 
-    Parts of other nodes come over the network at the same time.
+    Parts from other nodes arrive over the network at the same time.
     """
     times = np.zeros_like(busiest_bytes)
     of_node = min(gpus, topology.gpus_per_node)
@@ -247,9 +249,9 @@ def exchange_ns(topology: Topology, busiest_bytes: Floats, node_bytes: Floats, g
 
 
 def layer_memory(problem: Problem, index: int, config: Config) -> int:
-    """Bytes of one layer on GPU 0: weights, gradients and momenta, what the backward pass needs, copies of inputs.
+    """Bytes of one layer on GPU 0: weights, gradients, momenta, tensors stored for the backward pass, copies of inputs.
 
-    A redistribution's result is counted beside what the source keeps, as far as it is more than an even part of it.
+    A redistribution's result counts in addition to the source's, as far as it exceeds an even part of it.
     """
     layer, share = problem.graph.layers[index], problem.share(index, config)
     weights = weight_elements(layer, share) * (WEIGHT_COPIES if problem.training else 1)
@@ -259,7 +261,7 @@ def layer_memory(problem: Problem, index: int, config: Config) -> int:
 
 
 def lacking_elements(problem: Problem, index: int, config: Config) -> int:
-    """What a share needs of its inputs beyond an even part of them."""
+    """Elements of its inputs that a share needs beyond an even part of them."""
     if config.parts < 2:
         return 0
     whole_input = sum(prod(edge.extents) for edge in problem.graph.layers[index].inputs)
@@ -267,7 +269,7 @@ def lacking_elements(problem: Problem, index: int, config: Config) -> int:
 
 
 def plan_bytes(problem: Problem, choice: Sequence[Config]) -> tuple[int, int]:
-    """Bytes that a plan moves over all links in a step: transfers both ways, and synchronisation."""
+    """Bytes that a plan moves over all links in a step: transfers in both directions, and synchronisation."""
     moved = synced = 0
     layers = problem.graph.layers
     for layer, config in zip(layers, choice, strict=True):

@@ -1,7 +1,7 @@
-"""The rule of each traced operator: kind of layer, splits that keep its meaning, frame of its result, its needs.
+"""Rules that make layers of traced operators: kind, valid splits, frame of the result, parts needed of inputs.
 
-An operator without a rule is of kind `other`: no split is known. Every GPU then has all of its result, so that what
-comes after may be split by its dimensions, whatever they mean.
+An operator without a rule is of kind `other` and has no known split. Every GPU then has its whole result, so later
+layers may be split by its dimensions, whatever they mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpusim.layerwise.layers import ALL, SAME, SCALE, Extents, Need
 
 Needs = tuple[Need, Need, Need, Need]
 Inputs = Sequence[tuple[int, Frame | None]]
-"""Tensors that layers (or the batch) made, with what their dimensions mean."""
+"""Tensors produced by layers (or the batch), with the meaning of their dimensions."""
 
 #: Arguments of `aten.convolution`: stride, padding, dilation, transposed, groups; of a pool: kernel, stride, padding.
 _STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
@@ -28,7 +28,7 @@ _IMAGE: Final = ("n", "c", "h", "w")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is known of an operator as a layer; `needs` has None where a sample needs all of its sample."""
+    """An operator's properties as a layer; None in `needs`: a sample needs all of the same sample."""
 
     kind: str
     splits: str
@@ -39,7 +39,7 @@ class Rule:
 
 
 def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int], batch: int) -> Rule:
-    """The rule of an operator with a result of this shape."""
+    """Return the rule of an operator with a result of this shape."""
     frames = [frame for _, frame in inputs]
     first = frames[0]
     rule: Rule | None = None
@@ -70,7 +70,7 @@ def _image(shape: Sequence[int]) -> Frame:
 
 
 def _of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int]) -> Rule | None:
-    """Convolutions and pools."""
+    """Return the rule of a convolution or pool."""
     if name in rules.CONVOLUTIONS:
         return _convolution(trace, op, shape)
     if name in rules.WINDOWS:
@@ -86,7 +86,7 @@ def _of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int
 
 
 def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
-    """None for a transposed one or another than two-dimensional."""
+    """Return the rule of a convolution; None if it is transposed or not two-dimensional."""
     weight = trace.tensors[tensors_in(op.args[1])[0]].shape
     if op.args[_TRANSPOSED] or len(weight) != 4 or len(shape) != 4:
         return None
@@ -124,7 +124,7 @@ def _is_global_pool(op: Op) -> bool:
 
 
 def _linear(trace: Trace, op: Op, first: Frame, shape: Sequence[int]) -> Rule | None:
-    """A product with a parameter; what is in the rows of the matrix stays."""
+    """Return the rule of a product with a parameter; the rows of the matrix keep their meaning."""
     if len(first.rows) != 2 or not _by_parameter(trace, op):
         return None
     kept = first.letters(0)
@@ -138,13 +138,13 @@ def _linear(trace: Trace, op: Op, first: Frame, shape: Sequence[int]) -> Rule | 
 
 
 def _by_parameter(trace: Trace, op: Op) -> bool:
-    """Whether the second factor is a parameter, or a view of one."""
+    """Whether the second factor is a parameter or a view of one."""
     matrices = [t for t in tensors_in(op.args) if len(trace.tensors[t].shape) == 2]
     return bool(matrices) and bool(parameters_of(trace, matrices[-1]))
 
 
 def _attention(frames: Sequence[Frame | None]) -> Rule | None:
-    """Heads in the channels, and every query needs all keys."""
+    """Return the rule of attention: heads are channels, and every query needs all keys."""
     known = [frame for frame in frames[:3] if frame is not None and frame.is_rows_of("n", "c", "h", "c")]
     if len(known) < min(3, len(frames)) or not known:
         return None
@@ -156,7 +156,7 @@ def _attention(frames: Sequence[Frame | None]) -> Rule | None:
 
 
 def _layer_norm(op: Op, first: Frame) -> Rule:
-    """Dimensions that are normalised stay together."""
+    """Return the rule of a normalisation, whose normalised dimensions stay together."""
     dims = len(op.args[1])
     together = {letter for place in range(dims) for letter in first.letters(len(first.rows) - dims + place)}
     splits = "".join(x for x in "nhw" if x not in together)
@@ -164,7 +164,7 @@ def _layer_norm(op: Op, first: Frame) -> Rule:
 
 
 def _concat(op: Op, frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:
-    """Along the channels, of frames that are otherwise alike."""
+    """Return the rule of a concatenation along the channels, of frames that otherwise agree."""
     dim = int(op.args[1]) % len(shape) if len(op.args) > 1 else 0
     known = [f for f in frames if f is not None and len(f.rows) == len(shape) and f.letters(dim) in ("c", "")]
     if len(known) < len(frames):
@@ -184,7 +184,7 @@ def _concat(op: Op, frames: Sequence[Frame | None], shape: Sequence[int]) -> Rul
 
 
 def _pointwise(trace: Trace, name: str, inputs: Inputs, shape: Sequence[int]) -> Rule | None:
-    """Frames must go together; an input may be broadcast."""
+    """Return the rule of a pointwise operator on matching frames; an input may be broadcast."""
     frame = _widest(trace, inputs, shape) or _beside_constants(inputs, shape)
     if frame is None:
         return None
@@ -194,7 +194,7 @@ def _pointwise(trace: Trace, name: str, inputs: Inputs, shape: Sequence[int]) ->
 
 
 def _widest(trace: Trace, inputs: Inputs, shape: Sequence[int]) -> Frame | None:
-    """The frame of the input that has the result's shape; None where frames do not go together."""
+    """Return the frame of the input that has the result's shape; None if frames do not match."""
     frames = [frame for t, frame in inputs if frame is not None and trace.tensors[t].shape == tuple(shape)]
     if not frames or any(frame is None or len(frame.rows) != len(shape) for _, frame in inputs):
         return None
@@ -208,7 +208,7 @@ def _widest(trace: Trace, inputs: Inputs, shape: Sequence[int]) -> Frame | None:
 
 
 def _beside_constants(inputs: Inputs, shape: Sequence[int]) -> Frame | None:
-    """The frame of a single input that constants broadcast, as positions do times frequencies; None for others.
+    """Return the frame of a single input broadcast by constants, as positions times frequencies are; else None.
 
     Dimensions that come from a constant get a letter that the input does not have.
     """
@@ -226,7 +226,7 @@ def _beside_constants(inputs: Inputs, shape: Sequence[int]) -> Frame | None:
 
 
 def broadcast(extents: Extents, result: Extents) -> Needs | None:
-    """The same in each dimension, or all of one that has size 1; None where sizes do not go together."""
+    """Need of each dimension: the same, or all of one that has size 1; None if sizes do not match."""
     if any(have not in (1, want) for have, want in zip(extents, result, strict=True)):
         return None
     n, c, h, w = (SAME if have == want else ALL for have, want in zip(extents, result, strict=True))
@@ -234,7 +234,7 @@ def broadcast(extents: Extents, result: Extents) -> Needs | None:
 
 
 def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:
-    """Rows of a table: the frame of the indices, with features."""
+    """Return the rule of a lookup of table rows: the frame of the indices, with features."""
     frame = frames[-1]
     if frame is None or len(shape) != len(frame.rows) + 1:
         return None
@@ -243,7 +243,7 @@ def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | N
 
 
 def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> Rule | None:
-    """Operators in which samples do not meet."""
+    """Return the rule of an operator that treats each sample separately."""
     if name not in rules.BY_SAMPLE | rules.ATTENTION | rules.WINDOWS | rules.LINEAR | rules.CONVOLUTIONS:
         return None
     if rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape)):
@@ -255,7 +255,7 @@ def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> R
 
 
 def tensors_in(value: Any) -> list[int]:
-    """Tensors among encoded arguments, in order."""
+    """Return the tensors among encoded arguments, in order."""
     if isinstance(value, dict):
         if set(value) == {"tensor"}:
             return [int(value["tensor"])]
@@ -266,11 +266,11 @@ def tensors_in(value: Any) -> list[int]:
 
 
 def parameters_of(trace: Trace, tensor: int) -> set[int]:
-    """The parameter that a tensor is, or is a view of."""
+    """Return the parameter that a tensor is, or is a view of."""
     storage = trace.tensors[tensor].storage
     return {i for i, t in enumerate(trace.tensors) if t.storage == storage and t.role == "parameter"}
 
 
 def fits(trace: Trace, tensor: int, frame: Frame) -> bool:
-    """Whether a frame is of a tensor's shape."""
+    """Whether a frame fits a tensor's shape."""
     return tuple(prod(size for _, size in row) for row in frame.rows) == tuple(trace.tensors[tensor].shape)

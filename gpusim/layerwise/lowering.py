@@ -1,14 +1,14 @@
 """A plan for several GPUs as tasks of the engines.
 
-Each kind of GPU (`gpusim.layerwise.roles`) is a device with a stream of kernels. Transfers between layers are in a
-second stream, gradients in a third one, summed in buckets as DistributedDataParallel does, while the backward pass goes
-on. A collective is two tasks on each GPU that takes part, which start once all of them are ready:
+Each kind of GPU (`gpusim.layerwise.roles`) is a device with a stream of kernels. Transfers between layers run in a
+second stream, gradients in a third one, summed in buckets during the backward pass, as in DistributedDataParallel. A
+collective is two tasks on each participating GPU, which start once all of them are ready:
 
-- on the GPU, a kernel that keeps some SMs for itself and moves device memory;
-- on the GPU's link, which is a device of its own: tasks without blocks share its bandwidth by the engines' rule for
-  DRAM, so that two collectives at a time each take twice as long.
+- on the GPU, a kernel that occupies some SMs and moves device memory;
+- on the GPU's link, a separate device: tasks without blocks share its bandwidth by the engines' rule for DRAM, so each
+  of two concurrent collectives takes twice as long.
 
-So neither engine needs a rule for links, and both give the same times.
+So no engine needs a rule for links, and both give the same times.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gpusim.plan.tasks import Plan, Task
 
 #: Streams of a GPU.
 COMPUTE, TRANSFER, SYNC = 0, 1, 2
-#: What a task is for.
+#: Purpose of a task.
 Purpose = Literal["forward", "backward", "optimizer", "transfer", "sync", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The tasks of a plan, with what each is for."""
+    """The tasks of a plan, each with its purpose."""
 
     plan: Plan
     hardware: HardwareModel
@@ -55,14 +55,14 @@ class Lowered:
 
 
 def lower_plan(problem: Problem, choice: Choice) -> Lowered:
-    """The tasks of one training or inference step of a plan."""
+    """Return the tasks of one training or inference step of a plan."""
     roles, all_roles = roles_of(problem, choice)
     return Lowering(problem, choice, roles).run(all_roles)
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Gradients to be summed together: bytes of one GPU, who takes part, and the tasks to wait for on each role."""
+    """Gradients to be summed together: bytes on one GPU, participants, and the tasks to wait for on each role."""
 
     config: Config
     bytes: int = 0
@@ -71,7 +71,7 @@ class _Bucket:
 
 
 class Lowering:
-    """Tasks being put together; how transfers, sums and optimizer go is up to `before` and `backward`."""
+    """Builder of a plan's tasks; subclasses change transfers, sums and optimizer by `before` and `backward`."""
 
     def __init__(self, problem: Problem, choice: Choice, roles: tuple[Role, ...]) -> None:
         self.problem, self.choice, self.roles = problem, choice, roles
@@ -93,7 +93,7 @@ class Lowering:
         return zip(self.graph.layers, self.choice, strict=True)
 
     def run(self, all_roles: bool) -> Lowered:
-        """All tasks, in an order that each GPU's host could launch them in."""
+        """Return all tasks, in an order in which each GPU's host could launch them."""
         self.before()
         for index in range(len(self.graph)):
             for number in range(len(self.graph.layers[index].inputs)):
@@ -113,10 +113,10 @@ class Lowering:
         )
 
     def before(self) -> None:
-        """What comes before the forward pass: nothing."""
+        """Add the tasks before the forward pass: none here."""
 
     def backward(self) -> None:
-        """The backward pass, sums of gradients in buckets beside it, and the optimizer."""
+        """Add the backward pass, concurrent sums of gradients in buckets, and the optimizer."""
         buckets: dict[Config, _Bucket] = {}
         syncs: list[list[int]] = [[] for _ in self.roles]
         for index in reversed(range(len(self.graph))):
@@ -132,7 +132,7 @@ class Lowering:
             self._optimizer(number, role)
 
     def kernels(self, index: int, *, backward: bool) -> None:
-        """One pass of one layer on each role."""
+        """Add one pass of one layer on each role."""
         layer = self.graph.layers[index]
         for number in range(len(self.roles)):
             share = self.shares[index][number]
@@ -156,7 +156,7 @@ class Lowering:
         return made_up_pass(layer, dur_ns, work.bytes, self.hardware)
 
     def launch(self, number: int, task: Task, purpose: Purpose, layer: int) -> None:
-        """Put a kernel at the end of a role's stream."""
+        """Append a kernel to a role's stream."""
         deps = tuple(dict.fromkeys(self.waiting[number]))
         self.waiting[number] = []
         self.tasks.append(msgspec.structs.replace(task, device=number, queue=COMPUTE, deps=deps, op=-1))
@@ -165,7 +165,7 @@ class Lowering:
         self.last_kernel[number] = len(self.tasks) - 1
 
     def _exchange(self, user: int, number: int, purpose: Literal["forward", "backward"]) -> None:
-        """Move one input of a layer to who needs it, or its gradient back."""
+        """Move one input of a layer to the GPUs that need it, or its gradient back."""
         edge = self.graph.layers[user].inputs[number]
         if edge.source == BATCH:
             return
@@ -180,7 +180,7 @@ class Lowering:
         self.collective(takes_part, dur_ns, wire_bytes, "transfer", user)
 
     def _share_gradient(self, user: int, source: int) -> None:
-        """Add up the gradient of a layer that every GPU computes, of which each has a part."""
+        """Sum the gradient of a layer that every GPU computes, with a part on each GPU."""
         pair = self.choice[source], self.choice[user]
         dur_ns, size = shared_gradient(self.problem, self.graph.layers[source], *pair)
         if dur_ns > 0:
@@ -188,7 +188,7 @@ class Lowering:
             self.collective(list(range(len(self.roles))), dur_ns, wire, "transfer", user)
 
     def _exchange_time(self, user: int, number: int) -> tuple[float, float, int]:
-        """Time, bytes on the busiest GPU's link, and GPUs of the redistribution of one input in one direction."""
+        """Return time, bytes on the busiest GPU's link, and GPUs of one input's redistribution in one direction."""
         key = (user, number)
         if key not in self.exchanges:
             layer = self.graph.layers[user]
@@ -203,7 +203,7 @@ class Lowering:
         return self.exchanges[key]
 
     def _statistics(self, index: int) -> None:
-        """Statistics of BatchNorm that parts share, once in each pass."""
+        """Add the exchange of BatchNorm statistics that parts share, once in each pass."""
         layer, config = self.graph.layers[index], self.choice[index]
         if not layer.statistics or config.replicated or not self.problem.training:
             return
@@ -216,7 +216,7 @@ class Lowering:
             self.collective(takes_part, dur_ns, wire, "statistics", index)
 
     def _add_to_bucket(self, index: int, buckets: dict[Config, _Bucket], syncs: list[list[int]]) -> None:
-        """Gradients of a layer, to be summed once there are enough of them."""
+        """Collect a layer's gradients and sum them once a bucket is full."""
         layer, config = self.graph.layers[index], self.choice[index]
         if not layer.weight_elements or config.replicated or config.replicas < 2:
             return
@@ -253,7 +253,7 @@ class Lowering:
         layer: int,
         waits: dict[int, list[int]] | None = None,
     ) -> dict[int, list[int]]:
-        """One collective: its tasks on each role that takes part. Without `waits`, the next kernels wait for it."""
+        """Add the tasks of one collective on each participating role. Without `waits`, the next kernels wait for it."""
         queue = SYNC if purpose == "sync" else TRANSFER
         ready = [
             task
@@ -285,7 +285,7 @@ class Lowering:
         return tasks_of
 
     def _optimizer(self, number: int, role: Role) -> None:
-        """The optimizer's kernels on the weights of one role."""
+        """Add the optimizer's kernels for the weights of one role."""
         weights = sum(
             weight_elements(layer, share)
             for layer, share in ((self.graph.layers[i], self.shares[i][number]) for i in range(len(self.graph)))

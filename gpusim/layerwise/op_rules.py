@@ -1,7 +1,7 @@
-"""What traced operators are to the layer graph: their kind, and the frame of what they give.
+"""Traced operators in the layer graph: their kind, and the frame of their results.
 
-An operator without a rule here is a layer of kind `other`: nobody knows which part of its input a part of its output
-needs, so every GPU computes all of it, and the result says so. What follows may take any part of it.
+An operator without a rule here is a layer of kind `other`: the input that a part of its output needs is unknown, so
+every GPU computes all of it, and a note says so. Later layers may take any part of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _names(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-#: Operators that only look at memory in another way: no layers.
+#: Operators that only give another view of memory: no layers.
 VIEWS: Final = _names(
     "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
     "split_with_sizes unbind detach alias lift_fresh_copy as_strided"
@@ -31,30 +31,30 @@ ATTENTION: Final = _names(
     "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
     "_scaled_dot_product_cudnn_attention scaled_dot_product_attention"
 )
-#: Each element of the output needs the same element of each input: split in every way.
+#: Each element of the output needs the same element of each input: all splits are valid.
 POINTWISE: Final = _names(
     "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu softplus threshold "
     "native_dropout dropout bernoulli add sub mul div pow neg exp sqrt rsqrt clamp clone copy _to_copy "
     "fill masked_fill where eq ne abs square reciprocal log sin cos "
     "empty_like zeros_like ones_like full_like rand_like randn_like"
 )
-#: Samples do not meet in these, as far as they work on other dimensions than the first; no other split is known.
+#: These treat samples separately if they work on dimensions other than the first; no other split is known.
 BY_SAMPLE: Final = _names(
     "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
     "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll _embedding_bag"
 )
-#: What ends a step: samples are averaged, which parts of the batch can do by themselves.
+#: Operators that end a step: they average over samples, which parts of the batch can do separately.
 LOSSES: Final = _names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
 
 
 def base_name(op: Op) -> str:
-    """The operator without library, overload and the mark of in-place ones: `aten.relu_.default` is `relu`."""
+    """Return an operator's name without library, overload and in-place mark: `aten.relu_.default` is `relu`."""
     name = op.target.split(".")[1] if "." in op.target else op.target
     return name.rstrip("_") or name
 
 
 def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int) -> Frame | None:
-    """The frame of one output of a view; None where its dimensions are not known any more."""
+    """Return the frame of one output of a view; None if its dimensions are no longer known."""
     if frame is None:
         return None
     shape, arguments = trace.tensors[output].shape, op.args
@@ -77,7 +77,7 @@ def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int
 
 
 def _part_frame(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> Frame | None:
-    """Of views of a part: the dimension keeps its letter where it has one."""
+    """Return the frame of a view of a part: a dimension keeps its letter if it has one."""
     shape = trace.tensors[output].shape
     if name in ("slice", "split", "split_with_sizes") and len(shape) == len(frame.rows):
         for dimension, row in enumerate(frame.rows):
@@ -96,7 +96,7 @@ def _part_frame(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> F
 
 
 def _first(op: Op) -> int:
-    """The tensor that is looked at."""
+    """Return the tensor viewed."""
     argument = op.args[0]
     return int(argument["tensor"]) if isinstance(argument, dict) and "tensor" in argument else op.reads[0]
 
@@ -109,7 +109,7 @@ def _size(row: tuple[tuple[str, int], ...]) -> int:
 
 
 def touches_samples(op: Op, name: str, rank: int) -> bool:
-    """Whether a by-sample operator works along the first dimension, so that samples meet after all."""
+    """Whether a by-sample operator works along the first dimension and so mixes samples."""
     if name in ("mean", "sum", "amax", "var", "var_mean"):
         dims = op.args[1] if len(op.args) > 1 else None
         return dims is None or any(int(d) % rank == 0 for d in ([dims] if isinstance(dims, int) else dims))
@@ -120,6 +120,6 @@ def touches_samples(op: Op, name: str, rank: int) -> bool:
 
 
 def by_sample_frame(trace: Trace, op: Op, batch: int) -> Frame | None:
-    """The frame of what a by-sample operator gives."""
+    """Return the frame of a by-sample operator's result."""
     output = next((index for index in op.outputs if index is not None), None)
     return None if output is None else by_rank(trace.tensors[output].shape, batch)

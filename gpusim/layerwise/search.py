@@ -1,4 +1,4 @@
-"""The layer-wise plan: which configurations take part, their costs, and the exact search."""
+"""The layer-wise plan: candidate configurations, their costs, and the exact search."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from gpusim.layerwise.memory_limit import solve_within
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The best plan by the sum of costs, what is known about it, and the next best ones."""
+    """The best plan by sum of costs, with its bound, and the next best ones."""
 
     choice: Choice
     cost_ns: float
     bound_ns: float
     exact: bool
     kernel_layers: int
-    """Layers left after eliminations."""
+    """Layers left after elimination."""
     configurations: int
-    """Of all layers together, of those that take part."""
+    """Number of candidate configurations of all layers."""
     ranked: tuple[tuple[float, Choice], ...]
-    """The best plans and their costs, the best first."""
+    """The best plans with their costs, the best first."""
 
 
 def additive_ns(problem: Problem, choices: Sequence[Choice]) -> list[float]:
-    """The cost of plans by the sum over layers and edges."""
+    """Return the costs of plans, as sums over layers and edges."""
     configs = [tuple(dict.fromkeys(choice[index] for choice in choices)) for index in range(len(problem.graph))]
     costs = tables(problem, configs)
     return [
@@ -51,9 +51,9 @@ def additive_ns(problem: Problem, choices: Sequence[Choice]) -> list[float]:
 
 
 def search(problem: Problem, *, count: int = 1, memory_limit_bytes: int | None = None) -> Searched:
-    """The best plan, or the `count` best ones, on at most so much memory of each GPU.
+    """Return the best plan, or the `count` best ones, within a memory limit for each GPU.
 
-    Raises `OptionError` where no plan fits.
+    Raises `OptionError` if no plan fits.
     """
     options, all_of_them = worth_looking_at(problem)
     costs = tables(problem, options)
@@ -76,16 +76,16 @@ def search(problem: Problem, *, count: int = 1, memory_limit_bytes: int | None =
     )
 
 
-#: Most configurations of a layer that all take part: 64 GPUs have 210. Of more, the `FEWER` most promising ones do.
+#: Most configurations of a layer that are all candidates: 64 GPUs have 210. Of more, the `FEWER` most promising are.
 MOST_CONFIGS: Final = 256
 FEWER: Final = 96
 
 
 def worth_looking_at(problem: Problem) -> tuple[list[tuple[Config, ...]], bool]:
-    """Configurations of each layer that take part, and whether these are all of them.
+    """Return the candidate configurations of each layer, and whether these are all of them.
 
-    Of too many, those with the least cost of the layer and of what it lacks where the layer before is split alike;
-    those of the fixed plans are always among them.
+    Of too many, it keeps those with the least cost of the layer and of the inputs that it lacks if the previous layer
+    is split alike, and those of the fixed plans.
     """
     plans = [plan(problem.graph, problem.gpus) for plan in FIXED_PLANS.values()]
     chosen: list[tuple[Config, ...]] = []
@@ -101,7 +101,7 @@ def worth_looking_at(problem: Problem) -> tuple[list[tuple[Config, ...]], bool]:
 
 
 def _options(problem: Problem) -> list[tuple[Config, ...]]:
-    """All configurations of each layer. Beside layers without a rule, others may be computed by every GPU, too."""
+    """All configurations of each layer. If some layer has no rule, every GPU may compute the others whole, too."""
     ruled = all(layer.splits for layer in problem.graph.layers)
     return [
         (*layer_configs(layer, problem.gpus), *(() if ruled or not layer.splits else (REPLICATED,)))
@@ -110,13 +110,13 @@ def _options(problem: Problem) -> list[tuple[Config, ...]]:
 
 
 def _lacking_ns(problem: Problem, index: int, config: Config) -> float:
-    """Time to bring what a share needs beyond an even part of its inputs."""
+    """Time to fetch the inputs that a share needs beyond an even part of them."""
     size = problem.graph.layers[index].element_bytes * lacking_elements(problem, index, config)
     return 2 * float(exchange_ns(problem.topology, np.array([float(size)]), np.zeros(1), config.parts)[0])
 
 
 def _least_ns(problem: Problem) -> float:
-    """No plan takes less: each layer at its best, and nothing moved."""
+    """Lower bound on any plan's time: each layer at its best, and no transfers."""
     return sum(
         min(layer_cost(problem, index, config).total_ns for config in some)
         for index, some in enumerate(_options(problem))
@@ -124,5 +124,5 @@ def _least_ns(problem: Problem) -> float:
 
 
 def chosen(costs: Tables, numbers: Iterable[int]) -> Choice:
-    """The configurations that a choice of numbers stands for."""
+    """Return the configurations with these indices."""
     return tuple(some[number] for some, number in zip(costs.configs, numbers, strict=True))

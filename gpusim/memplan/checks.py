@@ -57,7 +57,7 @@ def _within(number: int, count: int, what: str) -> None:
 
 @dataclass
 class _State:
-    """What the host knows after the instructions so far."""
+    """State of the check after the instructions so far."""
 
     there: set[int]
     version: dict[int, int] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def _problem_with(storages: Storages, state: _State, ran: set[int], instruction:
 
 
 def _values(storages: Storages, state: _State, op: int, wanted: frozenset[int]) -> str:
-    """What is wrong with the values that an op would find: not there, or not those of the captured step."""
+    """Return the problem with the values that an op would read: missing, or not those of the captured step."""
     for storage in sorted(wanted):
         if storage not in state.there:
             return f"storage {storage} is not there"
@@ -135,7 +135,7 @@ def _values(storages: Storages, state: _State, op: int, wanted: frozenset[int]) 
 
 
 def _unwritten(state: _State, written: frozenset[int]) -> str:
-    """What is wrong with changing these: a copy out may still read one of them."""
+    """Return the problem with changing these storages: a copy out may still read one of them."""
     read = written & state.leaving
     return f"storage {min(read)} would be overwritten while it is copied out" if read else ""
 

@@ -115,11 +115,13 @@ class MemoryComparison:
 
     @cached_property
     def lower_bound(self) -> LowerBound:
-        """What a plan takes at least, for any budget."""
+        """Lower bounds on the time of any plan, by peak memory."""
         return LowerBound(MemoryEvaluator(self.graph))
 
     def bound_ns(self, outcome: Outcome) -> int | None:
-        """The least that any plan of this peak takes; None for another order of ops, which it may not hold for."""
+        """Return the least time of any plan of this peak; None for another order of ops, for which the bound may not
+        hold.
+        """
         holds = self.lower_bound.holds_for(outcome.plan)
         return self.lower_bound.step_ns(outcome.peak_bytes) if holds else None
 

@@ -60,7 +60,7 @@ class LowerBound:
         return self.keep_all_ns + int(most)
 
     def _extra_ns(self, op: int, over_bytes: int) -> float | None:
-        """What letting go of so many bytes while an op runs costs at least; None where there are not as many."""
+        """Return the least cost of freeing this many bytes while an op runs; None if fewer could be freed."""
         storages, size = self._storages, self._profile.size
         there = [
             (size[storage], price)

@@ -126,7 +126,7 @@ class _Reader:
                     yield MemoryEvent(address, size if action == ALLOC else -size)
 
     def _before(self, events: tuple[MemoryEvent, ...]) -> tuple[dict[int, int], set[int]]:
-        """What was there before these events, and the addresses that they say something of."""
+        """Return the blocks that existed before these events, and the addresses that occur in them."""
         before: dict[int, int] = {}
         live: dict[int, int] = {}
         for number, event in enumerate(events):

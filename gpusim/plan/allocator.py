@@ -1,4 +1,4 @@
-"""The caching allocator of PyTorch, simulated: what it says is allocated, and what it has reserved.
+"""Simulation of PyTorch's caching allocator: allocated and reserved bytes.
 
 Source: c10/cuda/CUDACachingAllocator.cpp and the notes on memory management of PyTorch 2.x, with the default settings:
 
@@ -22,9 +22,9 @@ from typing import Final
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
-#: Every size is a multiple of this (`kMinBlockSize`).
+#: Granularity of every size (`kMinBlockSize`).
 GRANULARITY_BYTES: Final = 512
-#: Largest request of the small pool (`kSmallSize`), and what a large block may keep unused.
+#: Largest request of the small pool (`kSmallSize`), and the largest unused rest of a large block.
 SMALL_BYTES: Final = MIB
 #: Segment of the small pool (`kSmallBuffer`).
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
@@ -37,12 +37,12 @@ SEGMENT_STEP_BYTES: Final = 2 * MIB
 
 
 def rounded(size_bytes: int) -> int:
-    """A request as the allocator sees it; nothing is allocated for a size of 0."""
+    """Return the allocator's size of a request; a size of 0 allocates nothing."""
     return -(-size_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
 
 
 def segment_bytes(size_bytes: int) -> int:
-    """The segment that is reserved for a rounded request where no free block will do."""
+    """Return the segment size for a rounded request without a suitable free block."""
     if size_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if size_bytes < OWN_SEGMENT_BYTES:
@@ -52,7 +52,7 @@ def segment_bytes(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class Block:
-    """A piece of a segment. `before` and `after` are its neighbours there."""
+    """A piece of a segment. `before` and `after` are its neighbours."""
 
     address: int
     bytes: int
@@ -63,18 +63,18 @@ class Block:
 
 
 class CachingAllocator:
-    """A pool as it is at the start of a graph's recording or of a process: empty."""
+    """An empty pool, as at the start of a process or of a graph's recording."""
 
     def __init__(self) -> None:
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        """Of the small and of the large pool: size and address of each free block, sorted."""
+        """Size and address of each free block, sorted, for the small and the large pool."""
         self._at: dict[int, Block] = {}
 
     def allocate(self, size_bytes: int) -> Block | None:
-        """Take a block; None for a size of 0, which takes nothing."""
+        """Take a block; None for a size of 0."""
         if not size_bytes:
             return None
         size = rounded(size_bytes)
@@ -102,7 +102,7 @@ class CachingAllocator:
         return block
 
     def release(self, block: Block | None) -> None:
-        """Give a block back."""
+        """Free a block."""
         if block is None:
             return
         if block.free:
@@ -117,7 +117,7 @@ class CachingAllocator:
         bisect.insort(free, (block.bytes, block.address))
 
     def _joined(self, left: Block, right: Block, free: list[tuple[int, int]], listed: Block) -> Block:
-        """Two free neighbours as one; `listed` is the one that is in the list of free blocks."""
+        """Join two free neighbours; `listed` is the one in the list of free blocks."""
         free.pop(bisect.bisect_left(free, (listed.bytes, listed.address)))
         del self._at[right.address]
         left.bytes += right.bytes
@@ -127,10 +127,10 @@ class CachingAllocator:
         return left
 
     def segments(self) -> list[Block]:
-        """The first block of each segment, by address."""
+        """Return the first block of each segment, by address."""
         return [block for _, block in sorted(self._at.items()) if block.before is None]
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest free block: what can be had without a new segment."""
+        """Largest free block: available without a new segment."""
         return max((free[-1][0] for free in self._free.values() if free), default=0)

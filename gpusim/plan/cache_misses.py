@@ -45,7 +45,7 @@ Touch = tuple[range, bool]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What all schedules of a step have in common."""
+    """Data shared by all schedules of a step."""
 
     accesses: Sequence[tuple[frozenset[int], frozenset[int]]]
     mentioned: Sequence[frozenset[int]]

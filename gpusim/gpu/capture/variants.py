@@ -66,7 +66,7 @@ def with_variants(trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], N
 def with_measured_variants(
     trace: Trace, seed: int = DEFAULT_SEED, say: Callable[[str], None] = lambda _: None
 ) -> Trace:
-    """As `with_variants`, with the times of isolated calls."""
+    """Like `with_variants`, with the times of isolated calls."""
     return _measured_by(trace, lambda autotuned: alone(measure_calls, trace, seed, autotuned), say)
 
 

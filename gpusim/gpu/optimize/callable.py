@@ -41,15 +41,15 @@ class Gain:
     frontend: Frontend = "aten"
     """Origin of the kernels: `inductor` if any kernel is Inductor's."""
     around_ns: int = 0
-    """What the GPU does in a call beside the graph, measured around an empty one: copies of inputs and results."""
+    """GPU time of a call outside the graph, in ns, measured around an empty one: copies of inputs and results."""
     host_ns: int = 0
-    """What a call takes of the host, beside the GPU's work."""
+    """Host time of a call, in ns."""
     without: str = ""
     """Reason why requested kernels of Inductor were not tried."""
 
     @property
     def predicted_call_ns(self) -> int:
-        """What one of many calls in a row is predicted to take: the GPU's work, or the host's where that is longer."""
+        """Predicted time of one of many calls in a row, in ns: the longer of the GPU's and the host's time."""
         return max(self.predicted_ns + self.around_ns, self.host_ns)
 
     @property

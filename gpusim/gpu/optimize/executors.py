@@ -71,10 +71,10 @@ class Executor(Protocol):
         """Return the time of one call of the user's own code, in ns."""
 
     def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
-        """What the device does in `call` beside a graph, which it takes: measured around an empty one."""
+        """Return the device time of `call` outside the graph that it takes, in ns: measured around an empty one."""
 
     def host_ns(self, call: Callable[[], object]) -> int:
-        """What one call takes of the host, which does not wait for the device."""
+        """Return the host time of one call, in ns, without waiting for the device."""
 
     def synchronize(self) -> None:
         """Wait for the device."""

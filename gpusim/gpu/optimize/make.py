@@ -176,10 +176,10 @@ class StepMaker:
         kept: frozenset[int],
         eager_ns: int,
     ) -> list[Profiled]:
-        """The fronts that are worth a search, best prediction first. Raises what the first raises where all do.
+        """Return the fronts worth a search, best prediction first. Raises the first one's error if all fail.
 
-        ATen's calls come first: Inductor's kernels are compiled meanwhile. One style of these is held to eager before
-        any time is spent on it.
+        ATen's calls come first, as Inductor's kernels are compiled meanwhile. One style of these is compared with eager
+        before any time is spent on it.
         """
         found: list[Profiled] = []
         problem: Exception | None = None

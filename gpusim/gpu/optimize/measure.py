@@ -165,12 +165,12 @@ def errors_of_the_gpu() -> Iterator[None]:
 
 
 def alone_ns(call: Call, batches: Sequence[tuple[Any, ...]]) -> int:
-    """Wall time of one call, nobody taking turns with it."""
+    """Return the wall time of one call, timed without others in turns."""
     return times_in_turns({"": call}, batches, rounds=3)[""].median_ns
 
 
 def said(gain: Gain) -> str:
-    """What a call is made of, in a line."""
+    """Return a one-line breakdown of a call's time."""
     return (
         f"the graph {gain.optimized_ns / 1e3:.1f} us (predicted {gain.predicted_ns / 1e3:.1f}), copies around it "
         f"{gain.around_ns / 1e3:.1f}, the host {gain.host_ns / 1e3:.1f}"
@@ -227,9 +227,9 @@ def times_in_turns(
     rounds: int = ROUNDS,
     clock: Callable[[], int] = perf_counter_ns,
 ) -> dict[str, Timing]:
-    """Wall time of one call of each, many in a row from a quiet GPU to a quiet GPU; medians over rounds in turns.
+    """Wall time per call, of many calls in a row between synchronizations; medians over rounds in turns.
 
-    Python's collector of garbage stands still meanwhile: what compilers leave behind would cost whoever allocates next.
+    Python's garbage collection is off meanwhile: objects left by compilers would slow down the next to allocate.
     """
     repeats: dict[str, int] = {}
     for name, call in calls.items():

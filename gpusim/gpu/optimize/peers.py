@@ -157,9 +157,9 @@ def _copied(result: Any) -> Any:
 
 
 class Exact:
-    """One step in FP64 from the state that the step's model is in now, computed when first asked for.
+    """One step in FP64 from the current state of the step's model, computed when first requested.
 
-    Images are contiguous in it: cuDNN's batch norm is not made for FP64 channels last.
+    Images are contiguous in it: cuDNN's batch norm does not support FP64 channels last.
     """
 
     def __init__(self, step: ModelStep) -> None:

@@ -59,7 +59,7 @@ class Variant:
         return results[0] if self._one else pytree.tree_unflatten(results, self._spec)
 
     def around(self, graph: Callable[[], None], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """What a call does on the GPU: copies of its inputs, `graph`, copies of its results, which are returned."""
+        """Run a call's work on the GPU: copies of its inputs, `graph`, copies of its results, which are returned."""
         with torch.no_grad():
             self._copy(tensors)
             graph()
