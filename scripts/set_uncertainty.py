@@ -36,6 +36,7 @@ def main(model_file: str, *results_files: str) -> None:
         sequential_frac=quantile_90(list(sequential.values())),
         schedule_frac=quantile_90(concurrent),
         cache_frac=model.uncertainty.cache_frac,
+        products_frac=model.uncertainty.products_frac,
         variants_frac=model.uncertainty.variants_frac,
     )
     names = ", ".join(Path(file).name for file in results_files)

@@ -95,7 +95,7 @@ def facts(summary: Summary) -> None:
     """How sure, how much over one CUDA graph, and how much memory."""
     verdict, best = summary.verdict, summary.best
     low_ns, high_ns = choice.hardware.interval_ns(
-        best.makespan_ns, best.streams, verdict.may_lose_cache, verdict.other_kernels
+        best.makespan_ns, best.streams, verdict.may_lose_cache, verdict.other_kernels, verdict.small_products
     )
     low, high = format_times_ns((low_ns, high_ns))
     between = f"{low.rpartition(' ')[0]} to {high}"

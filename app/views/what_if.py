@@ -184,7 +184,7 @@ def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) 
         calibrated = run.graph.hardware.calibrated and question.op_speed == 1.0
         who = "" if len(asked) == 1 else f"{name}: "
         if calibrated:
-            low_ns, high_ns = run.graph.hardware.interval_ns(run.makespan_ns, run.streams, run.graph.may_lose_cache)
+            low_ns, high_ns = run.graph.interval_ns(run.makespan_ns, run.streams)
             low, high = format_times_ns((low_ns, high_ns))
             st.caption(f"{who}90 % interval, from past measurements: {low} to {high}.")
         else:

@@ -201,14 +201,21 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     """Error of all other schedules."""
     cache_frac: Fraction = 0.0
     """Further slowdown of a schedule on several streams whose step may lose the L2 cache (`gpusim.plan.l2_cache`)."""
+    products_frac: Fraction = 0.0
+    """Further slowdown of a schedule on several streams, per share of small matrix products in the time of its step
+    (`gpusim.plan.products`).
+    """
     variants_frac: Fraction = 0.0
     """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
     lucky timings."""
 
-    def late_frac(self, streams: int, may_lose_cache: bool, other_kernels: bool = False) -> float:
+    def late_frac(
+        self, streams: int, may_lose_cache: bool, other_kernels: bool = False, small_products: float = 0.0
+    ) -> float:
         """Return the further slowdown of a schedule beyond its prediction error, as a share of the time."""
         cache = self.cache_frac if may_lose_cache and streams > 1 else 0.0
-        return (1 + cache) * (1 + (self.variants_frac if other_kernels else 0.0)) - 1
+        products = self.products_frac * small_products if streams > 1 else 0.0
+        return (1 + cache) * (1 + products) * (1 + (self.variants_frac if other_kernels else 0.0)) - 1
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):
@@ -243,11 +250,16 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     precedence."""
 
     def interval_ns(
-        self, predicted_ns: int, streams: int, may_lose_cache: bool, other_kernels: bool = False
+        self,
+        predicted_ns: int,
+        streams: int,
+        may_lose_cache: bool,
+        other_kernels: bool = False,
+        small_products: float = 0.0,
     ) -> tuple[int, int]:
         """Return the prediction interval in ns, which held 90 % of past measurements."""
         spread = self.uncertainty.schedule_frac if streams > 1 else self.uncertainty.sequential_frac
-        late = 1 + self.uncertainty.late_frac(streams, may_lose_cache, other_kernels)
+        late = 1 + self.uncertainty.late_frac(streams, may_lose_cache, other_kernels, small_products)
         return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread) * late)
 
     @property

@@ -17,6 +17,7 @@ from gpusim.notebook import short_name, short_repr
 from gpusim.plan.anchor import anchor, anchored
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
 from gpusim.plan.l2_cache import may_lose_cache
+from gpusim.plan.products import small_products_share
 from gpusim.plan.tasks import Task
 from gpusim.text import short_value
 from gpusim.trace.dependencies import dependencies
@@ -123,6 +124,15 @@ class OpGraph:
     def may_lose_cache(self) -> bool:
         """True if schedules on several streams may lose the L2 cache and take longer than predicted."""
         return may_lose_cache(self.trace, self.hardware.memory)
+
+    @cached_property
+    def small_products(self) -> float:
+        """Share of the step's time in small matrix products (`gpusim.plan.products`)."""
+        return small_products_share(self.trace, self.tasks, self.hardware.limits.sms)
+
+    def interval_ns(self, predicted_ns: int, streams: int, other_kernels: bool = False) -> tuple[int, int]:
+        """Return the prediction interval of a schedule of this step in ns, which held 90 % of past measurements."""
+        return self.hardware.interval_ns(predicted_ns, streams, self.may_lose_cache, other_kernels, self.small_products)
 
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:

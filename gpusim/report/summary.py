@@ -45,6 +45,7 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     """Text of the verdict, without names of commands."""
     may_lose_cache: bool
     other_kernels: bool = False
+    small_products: float = 0.0
     rows: tuple[SummaryWay, ...] = ()
 
 
@@ -114,6 +115,7 @@ def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
         text=verdict.sentence,
         may_lose_cache=verdict.may_lose_cache,
         other_kernels=verdict.other_kernels,
+        small_products=verdict.small_products,
         rows=tuple(
             SummaryWay(
                 what=row.what,

@@ -234,7 +234,13 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
-    best = choose(_within(graph, rows, memory_limit_bytes), graph.hardware, sequential_ns, graph.may_lose_cache)
+    best = choose(
+        _within(graph, rows, memory_limit_bytes),
+        graph.hardware,
+        sequential_ns,
+        graph.may_lose_cache,
+        graph.small_products,
+    )
     concluded = _conclude(graph, best, sequential_ns, bound)
     return Explored(
         graph=graph,
@@ -298,6 +304,7 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
             schedule.has_variants,
             verdict_rows(graph, schedule, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
             estimated=bool(trace.provenance.estimated),
+            small_products=graph.small_products,
         ),
     )
 
@@ -308,7 +315,13 @@ def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
     return Evaluator(graph).makespan_ns(program)
 
 
-def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_lose_cache: bool = False) -> Row:
+def choose(
+    rows: list[Row],
+    hardware: HardwareModel,
+    sequential_ns: int,
+    may_lose_cache: bool = False,
+    small_products: float = 0.0,
+) -> Row:
     """Return the row to recommend: the fastest policy, or a searched schedule predicted clearly faster.
 
     The sequential row stays if no gain exceeds the model's uncertainty.
@@ -317,7 +330,9 @@ def choose(rows: list[Row], hardware: HardwareModel, sequential_ns: int, may_los
     searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
     if searched.makespan_ns < fastest.makespan_ns * (1 - SEARCH_MARGIN):
         fastest = searched
-    late = 1 + hardware.uncertainty.late_frac(fastest.streams, may_lose_cache, fastest.schedule.has_variants)
+    late = 1 + hardware.uncertainty.late_frac(
+        fastest.streams, may_lose_cache, fastest.schedule.has_variants, small_products
+    )
     if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) * late > sequential_ns:
         return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest

@@ -112,7 +112,10 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     tried = [] if explored is None else contenders(explored, recipe.measure)
     spread = 1 + hardware.uncertainty.schedule_frac
     late = [
-        1 + hardware.uncertainty.late_frac(each.stream_count, graph.may_lose_cache, each.has_variants)
+        1
+        + hardware.uncertainty.late_frac(
+            each.stream_count, graph.may_lose_cache, each.has_variants, graph.small_products
+        )
         for each in schedules
     ]
     bound = bounds(graph)
@@ -125,10 +128,7 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
         {name.removesuffix("_ns"): time_ns for name, time_ns in bound.document().items()},
         hardware.label,
         sequential_ns,
-        tuple(
-            hardware.interval_ns(each.predicted_ns, each.stream_count, graph.may_lose_cache, each.has_variants)
-            for each in schedules
-        ),
+        tuple(graph.interval_ns(each.predicted_ns, each.stream_count, each.has_variants) for each in schedules),
     )
 
 

@@ -27,7 +27,7 @@ from gpusim.version import code_version
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 #: Constants that calibration keeps: measured by an experiment of its own, or chosen with the others fitted for each
 #: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
-KEPT = ("uncertainty.cache_frac", "uncertainty.variants_frac", "contention.cross_load")
+KEPT = ("uncertainty.cache_frac", "uncertainty.products_frac", "uncertainty.variants_frac", "contention.cross_load")
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
@@ -112,6 +112,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
             sequential_frac=best_fit.p90,
             schedule_frac=best_fit.p90,
             cache_frac=base.uncertainty.cache_frac,
+            products_frac=base.uncertainty.products_frac,
             variants_frac=base.uncertainty.variants_frac,
         ),
         sources=sources,

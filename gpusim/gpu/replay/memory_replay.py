@@ -160,7 +160,7 @@ def replay_memory(
             schedule=times[str(number)],
             sequential=times["0"],
             predicted_ns=outcome.step_ns,
-            predicted_interval_ns=hardware.interval_ns(outcome.step_ns, outcome.plan.streams, graph.may_lose_cache),
+            predicted_interval_ns=graph.interval_ns(outcome.step_ns, outcome.plan.streams),
             predicted_sequential_ns=outcomes[0].step_ns,
             hardware=hardware.label,
             outputs=msgspec.structs.replace(checks[number - 1], sensitive=sensitive),
