@@ -196,7 +196,7 @@ class SmPlacement:
             level -= 1
         gets = {group: max(0, room - level) for group, room in known}
         # Too few blocks remain for all SMs with that much room; SMs with the least room at the start go first.
-        for group, _ in sorted((each for each in known if each[1] >= level > 0), key=lambda each: each[1]):
+        for group, _ in sorted((entry for entry in known if entry[1] >= level > 0), key=lambda entry: entry[1]):
             if left > 0:
                 if left < group.sms and len(self.groups) < MOST_GROUPS:
                     gets[self._split(group, left)] = gets[group]

@@ -127,7 +127,7 @@ class _Simulation:
             siblings = self.successors[last]
             place = siblings.index(index)
             wait_ns = launch.ready_delay_ns(costs, gap_ns, self.noted.interference_ns[last], place, len(siblings))
-            copied = [self.plan.tasks[each].kind in COPY_DIRECTIONS for each in (last, index)]
+            copied = [self.plan.tasks[node].kind in COPY_DIRECTIONS for node in (last, index)]
             self.noted.last[index] = last
             yield self.env.timeout(wait_ns + copies.switch_ns(self.hardware.copies, copied[0], copied[1]))
         self.ready[index] = self.env.now

@@ -143,8 +143,8 @@ def note_block_losses(hw: Any, device: Any, blocks: Any, record: Any, until: flo
             possible = int64(possible_blocks(int64(kernel.left), int64(kernel.on_sms), per_sm, sms))
             alone = alone_rate(hw.contention, possible, per_sm, sms, gemm)
         resident = slowed = short = 0.0
-        for each in range(int64(device.groups)):
-            group = blocks.groups[int64(device.order[each])]
+        for group_index in range(int64(device.groups)):
+            group = blocks.groups[int64(device.order[group_index])]
             rate = group.matrix_rate if gemm == 1 else group.rate
             first = int64(group.first)
             for entry in range(first, first + int64(group.cohorts)):
@@ -184,8 +184,8 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
     scarcest, most = int64(BLOCKS), int64(0)
     for first in range(int64(device.groups)):  # each cause at its first occurrence
         cause, sms, seen = int64(-1), int64(0), False
-        for each in range(int64(device.groups)):
-            group = blocks.groups[int64(device.order[each])]
+        for group_index in range(int64(device.groups)):
+            group = blocks.groups[int64(device.order[group_index])]
             if group.partition != kernel.partition:
                 continue
             lacks = int64(
@@ -199,9 +199,9 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
                     kernel.split_bytes,
                 )
             )
-            if each == first:
+            if group_index == first:
                 cause = lacks
-            seen = seen or (each < first and lacks == cause)
+            seen = seen or (group_index < first and lacks == cause)
             if cause == lacks:
                 sms += int64(group.sms)
         if cause >= 0 and sms > most:

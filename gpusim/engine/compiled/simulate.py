@@ -112,8 +112,8 @@ def simulate(
     one_device = more is None or len(devices) == 1
     work = int64(len(tasks) + 1)
     if blocks is not None:
-        for each in range(len(devices)):
-            rates.forget_loads(devices[each])
+        for device_index in range(len(devices)):
+            rates.forget_loads(devices[device_index])
         for row in range(len(tasks)):
             placement.prepare(hw, rows[row], tasks[row])
             work += rows[row].left
@@ -127,9 +127,9 @@ def simulate(
             launches, deps = stream_launches[plan, :count], plans.deps[plan]
             tail = stream_mode.set_up(hw, launches, more.queues, known)
         else:
-            for each in range(count):
-                if nodes[each].waiting == 0:  # -1: before all events at 0
-                    tail = line.insert(known, head, tail, -1.0, IN_TURN, int64(each) << 3 | READY)
+            for node_index in range(count):
+                if nodes[node_index].waiting == 0:  # -1: before all events at 0
+                    tail = line.insert(known, head, tail, -1.0, IN_TURN, int64(node_index) << 3 | READY)
         now, events_left = 0.0, events * work
         while True:
             events_left -= 1

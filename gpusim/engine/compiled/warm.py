@@ -52,7 +52,7 @@ def warm_up(hardware: HardwareModel) -> float:
     """Compile all that a search on this GPU needs, or read it from the cache; return the time in s."""
     begin = time.monotonic()
     by_block = hardware.contention.sharing_exponent > 0.0
-    first_start = is_kept(simulate) is False and not all(is_kept(each) for each in OTHERS)
+    first_start = is_kept(simulate) is False and not all(is_kept(entry) for entry in OTHERS)
     wanted = (BY_BLOCK if by_block else ONE_POOL, ALL_OTHERS) if first_start and cores() > 1 else ()
     helpers: list[subprocess.Popen[bytes]] = []
     try:
