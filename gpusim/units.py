@@ -44,7 +44,7 @@ def format_times_ns(times_ns: Iterable[float], signed: bool = False) -> list[str
     times = list(times_ns)
     longest = max((abs(time_ns) for time_ns in times), default=0.0)
     divisor, unit, decimals = next(
-        (each for each in ((NS_PER_S, "s", 3), (NS_PER_MS, "ms", 3), (NS_PER_US, "us", 1)) if longest >= each[0]),
+        (row for row in ((NS_PER_S, "s", 3), (NS_PER_MS, "ms", 3), (NS_PER_US, "us", 1)) if longest >= row[0]),
         (1, "ns", 0),
     )
     sign = "+" if signed else ""

@@ -80,12 +80,12 @@ def bench(
         lists.schedule(_streams(number), graph.bottom_ns, SHARES[number // MOST_STREAMS % len(SHARES)]).schedule
         for number in range(SCHEDULES)
     ]
-    orders = np.array([each.order for each in made], np.int32)
-    streams = np.array([each.streams for each in made], np.int32)
+    orders = np.array([schedule.order for schedule in made], np.int32)
+    streams = np.array([schedule.streams for schedule in made], np.int32)
     makespans = engine.evaluate(orders, streams, threads=1).makespan_ns
     ready = engine.encode(orders, streams)
     ready_s = time.perf_counter() - begin
-    plans = [lower(graph, each) for each in made]
+    plans = [lower(graph, schedule) for schedule in made]
     reference, fast = ReferenceEngine(), FastEngine()
     expected = [0] * SCHEDULES
     priorities = np.tile(np.array(graph.bottom_ns), (SCHEDULES, 1))

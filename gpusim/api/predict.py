@@ -293,7 +293,7 @@ def parallel(
     else:
         source = str(file_path("topology", topology))
         links = load_topology(source)
-    given = {path.stem: plan_reader(path, count) for path in (file_path("plans", each) for each in plans)}
+    given = {path.stem: plan_reader(path, count) for path in (file_path("plans", plan) for plan in plans)}
     with step.naming():
         return explore_plans(
             step,
@@ -331,5 +331,5 @@ def _are_splits(splits: object) -> bool:
     from gpusim.formats.schedule import Partition
 
     return isinstance(splits, Sequence) and all(
-        isinstance(split, list | tuple) and all(isinstance(each, Partition) for each in split) for split in splits
+        isinstance(split, list | tuple) and all(isinstance(part, Partition) for part in split) for split in splits
     )

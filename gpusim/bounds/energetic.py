@@ -156,8 +156,8 @@ def _uses(
     place = dict(zip(distinct, range(len(distinct)), strict=True))
     which = np.fromiter(map(place.__getitem__, kernels), np.int64, len(tasks))
     uses = [use(task, hardware) for task in distinct.values()]
-    area, extra = (np.array([each[part] for each in uses], np.float64).reshape(-1, 4) for part in (0, 1))
-    return area[which], extra[which], np.array([each[2] for each in uses], np.float64)[which]
+    area, extra = (np.array([kernel_use[part] for kernel_use in uses], np.float64).reshape(-1, 4) for part in (0, 1))
+    return area[which], extra[which], np.array([kernel_use[2] for kernel_use in uses], np.float64)[which]
 
 
 def _use_of_pool(task: Task, hardware: HardwareModel) -> _Use:

@@ -28,14 +28,14 @@ def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None)
     best = [0] * len(graph)
     for op in reversed(range(len(graph))):
         variants = graph.trace.ops[op].variants
-        numbers = [0, *(number for number, each in enumerate(variants, 1) if name is None or each.name == name)]
+        numbers = [0, *(number for number, variant in enumerate(variants, 1) if name is None or variant.name == name)]
         least[op], best[op] = min((cost(op, number), number) for number in numbers)
     return tuple(best)
 
 
 def is_slower(graph: OpGraph, op: int, number: int) -> bool:
     """Return True if a variant takes longer alone than the captured kernels of all ops whose work it does."""
-    instead = sum(_tasks_ns(graph, graph.tasks[each]) for each in (op, *_covers(graph, op, number)))
+    instead = sum(_tasks_ns(graph, graph.tasks[done]) for done in (op, *_covers(graph, op, number)))
     return number > 0 and _tasks_ns(graph, graph.variants[op][number - 1]) > instead
 
 

@@ -74,4 +74,4 @@ def launch_order(dag: Dag, demands: list[float], compute: list[bool]) -> list[in
 def demand(graph: OpGraph, op: int) -> float:
     """Return the resource demand of an op: its largest share of the GPU's threads, registers or shared memory."""
     demands = [task.demand for task in graph.tasks[op]]
-    return max(max(each.threads, each.regs, each.smem) for each in demands)
+    return max(max(need.threads, need.regs, need.smem) for need in demands)

@@ -37,7 +37,7 @@ def _partitions_line(tried: tuple[PartitionsTried, ...]) -> str:
     best = max(tried, key=lambda each: each.gain)
     whole = f"{format_ns(best.without_ns)} on the whole GPU, searched as long"
     if best.gain <= NOTHING_FRAC:
-        all_of_them = "; ".join(f"{each.text}: {format_ns(each.makespan_ns)} ({each.gain:+.1%})" for each in tried)
+        all_of_them = "; ".join(f"{split.text}: {format_ns(split.makespan_ns)} ({split.gain:+.1%})" for split in tried)
         return f"Partitions: nothing gained, evidence: {whole}; {all_of_them}"
     return f"Partitions: {best.text}: {format_ns(best.makespan_ns)}, predicted gain {best.gain:.1%}: {whole}"
 

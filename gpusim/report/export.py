@@ -197,10 +197,10 @@ def _work_preds(trace: Trace, with_work: Iterable[int]) -> list[set[int]]:
     work = set(with_work)
     work_preds: list[set[int]] = []
     for preds in dependencies(trace):
-        mine: set[int] = set()
+        needed: set[int] = set()
         for pred in preds:
-            mine |= {pred} if pred in work else work_preds[pred]
-        work_preds.append(mine)
+            needed |= {pred} if pred in work else work_preds[pred]
+        work_preds.append(needed)
     return work_preds
 
 

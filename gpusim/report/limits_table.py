@@ -160,17 +160,19 @@ def _parallelism_table(limits: Limits) -> Table:
     scopes = limits.scopes
     parallelisms = [scope.parallelism for scope in scopes]
     work, span, alone, best = _in_one_unit(
-        [each.work_ns for each in parallelisms],
-        [each.span_ns for each in parallelisms],
+        [parallelism.work_ns for parallelism in parallelisms],
+        [parallelism.span_ns for parallelism in parallelisms],
         [scope.sequential_ns for scope in scopes],
         [scope.best_ns for scope in scopes],
     )
     table.add_row("ops", *(str(scope.ops) for scope in scopes))
     table.add_row("T1", *work)
     table.add_row("T-inf", *span)
-    table.add_row("mean", *(f"{each.mean:.2f}" for each in parallelisms))
-    table.add_row("max", *(str(each.maximum) for each in parallelisms))
-    table.add_row("width", *(f"{'' if each.width_exact else '>= '}{each.width}" for each in parallelisms))
+    table.add_row("mean", *(f"{parallelism.mean:.2f}" for parallelism in parallelisms))
+    table.add_row("max", *(str(parallelism.maximum) for parallelism in parallelisms))
+    table.add_row(
+        "width", *(f"{'' if parallelism.width_exact else '>= '}{parallelism.width}" for parallelism in parallelisms)
+    )
     table.add_row("sequential", *alone)
     table.add_row("best", *best)
     table.add_row("streams", *(str(scope.streams) for scope in scopes))

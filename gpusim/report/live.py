@@ -82,6 +82,6 @@ def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
 def by_role(live: tuple[Live, ...]) -> dict[str, int]:
     """Return bytes by role, largest first."""
     bytes_of: dict[str, int] = {}
-    for each in live:
-        bytes_of[each.role] = bytes_of.get(each.role, 0) + each.bytes
+    for storage in live:
+        bytes_of[storage.role] = bytes_of.get(storage.role, 0) + storage.bytes
     return dict(sorted(bytes_of.items(), key=lambda item: -item[1]))

@@ -53,7 +53,7 @@ class Found:
         named = [(SEARCH, self.plain), *self.narrow]
         if self.variants is not None:
             named.append((VARIANTS, self.variants))
-        return [*named, *((PARTITIONS, each) for each in self.partitions)]
+        return [*named, *((PARTITIONS, refined) for refined in self.partitions)]
 
 
 #: Result for a step without search.
@@ -131,7 +131,7 @@ def search_all(
     )
     seeds = [*policy_schedules, *(candidate.schedule for candidate in lists.candidates)]
     half = streams // 2 if streams >= LEAST_HALVED else 0
-    few = [each for each in seeds if max(each.streams, default=0) < half]
+    few = [seed_schedule for seed_schedule in seeds if max(seed_schedule.streams, default=0) < half]
     wide = 1.0 - NARROW_SHARE if half else 1.0
     has_variants = any(graph.variants)
     kinds = 1 + has_variants + bool(splits)
@@ -167,7 +167,7 @@ def search_all(
             refinements.append(varied(few_found, half, part(begin + share * wide, share * (1.0 - wide))))
             narrow.append((VARIANTS, refinements[-1]))
     parted: list[Refined] = []
-    if splits and not any(each.interrupted for each in refinements):
+    if splits and not any(refinement.interrupted for refinement in refinements):
         last = part(1.0 - share, share)
         parted = search_partitions(
             graph,
@@ -180,5 +180,5 @@ def search_all(
             progress=last.progress,
         )
         refinements += parted
-    spent += sum(each.evaluations for each in refinements)
-    return Found(plain, variants, parted, narrow, spent, any(each.interrupted for each in refinements))
+    spent += sum(refinement.evaluations for refinement in refinements)
+    return Found(plain, variants, parted, narrow, spent, any(refinement.interrupted for refinement in refinements))

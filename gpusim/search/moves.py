@@ -186,7 +186,7 @@ class Fingerprints:
             hashes += (candidates.variants.astype(np.uint64) * self.kernels).sum(axis=1, dtype=np.uint64)
         if self.of_stream is not None:
             hashes += (self.of_stream[streams] * self.places[ops]).sum(axis=1, dtype=np.uint64)
-        return [int(each) for each in hashes]
+        return [int(fingerprint) for fingerprint in hashes]
 
 
 def _ancestors(graph: OpGraph) -> npt.NDArray[np.uint8]:

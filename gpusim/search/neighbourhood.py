@@ -271,7 +271,7 @@ class _Search:
 
     def result(self, interrupted: bool) -> Refined:
         """Return the best schedules; streams are numbered in order of first use, unless partitions name them."""
-        orders = self._orders(np.array([each.keys for each in self.found]).reshape(-1, len(self.graph)))
+        orders = self._orders(np.array([current.keys for current in self.found]).reshape(-1, len(self.graph)))
         works = set(self.moves.work.tolist())
         schedules = []
         for order, each in zip(orders.tolist(), self.found, strict=True):
@@ -288,5 +288,5 @@ class _Search:
         if schedules:
             streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))
             makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
-        robust = tuple(each.makespan_ns for each in self.found)
+        robust = tuple(current.makespan_ns for current in self.found)
         return Refined(tuple(schedules), tuple(makespans), robust, self.evaluations, interrupted)

@@ -155,8 +155,8 @@ class _Search:
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the best candidates as schedules."""
         best = []
-        for each in self.best:
-            settings = each.settings
+        for scored in self.best:
+            settings = scored.settings
             evaluated = self.lists.schedule(settings.streams, settings.priority, settings.share)
             best.append(Candidate(evaluated.schedule, settings.streams, evaluated.makespan_ns))
         return tuple(best)

@@ -103,7 +103,7 @@ def search_variants(
             lists = local_search(chosen, streams, budget_s=share * budget_s, seed=seed, evaluations=limit)
             tried += lists.evaluations
             planned = [*seeds, *(candidate.schedule for candidate in lists.candidates), *_policies(chosen, streams)]
-            starts += [dataclasses.replace(each, variants=choice) for each in planned]
+            starts += [dataclasses.replace(schedule, variants=choice) for schedule in planned]
             if lists.interrupted:
                 interrupted = True
                 break

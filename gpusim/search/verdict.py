@@ -76,7 +76,7 @@ def verdict_rows(
             without_ns = Evaluator(graph).makespan_ns(schedule, "stream")
         else:
             without_ns = engine.run(lower(graph, schedule, "stream"), graph.hardware, False).makespan_ns
-        against = next((each for each in rows[:2] if without_ns > each.time_ns), None)
+        against = next((simpler for simpler in rows[:2] if without_ns > simpler.time_ns), None)
         advice = f"slower than {against.label}: do not" if against else ""
         rows.append(row("streams_without_graph", without_ns, streams, advice))
     return tuple(rows)

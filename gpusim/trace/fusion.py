@@ -108,7 +108,7 @@ class CoverRules:
         for tensor in dict.fromkeys((*op.writes, *((result,) if result is not None else ()))):
             storage = trace.tensors[tensor].storage
             users = self.users[storage]
-            touched = sum(1 + len(self.mentioned[each]) for each in (*chain, *users))
+            touched = sum(1 + len(self.mentioned[visited]) for visited in (*chain, *users))
             if self._takes_too_long(touched + len(self.tensors[storage])):
                 return TOO_LONG
             writers = [later for later in chain[place + 1 :] if self._writes(later, storage)]
@@ -118,7 +118,7 @@ class CoverRules:
             for user in users:
                 if user not in together and chain[0] < user < until:
                     return f"op '{trace.ops[user].name}' uses tensor {tensor} in between"
-            given = {t for each in chain for t in trace.ops[each].outputs}
+            given = {t for member in chain for t in trace.ops[member].outputs}
             later_users = [user for user in users if user > chain[0] and user not in together]
             seen_later = {t for user in later_users for t in self.mentioned[user]}
             for other in self.tensors[storage]:
@@ -148,7 +148,7 @@ def covered_by(trace: Trace, variants: Sequence[int]) -> dict[int, int]:
     doing: set[int] = set()
     for op, number in enumerate(variants):
         covers = trace.ops[op].variants[number - 1].covers if number and op not in coverer else ()
-        if covers and not any(each in coverer or each in doing for each in covers):
+        if covers and not any(covered in coverer or covered in doing for covered in covers):
             coverer.update((covered, op) for covered in covers)
             doing.add(op)
     return coverer
@@ -181,5 +181,5 @@ def place_fused(
     chains: dict[int, list[int]] = {}
     for op in sorted(covered):
         chains.setdefault(covered[op], []).append(op)
-    together = [each for op in order if op not in covered for each in sorted((op, *chains.get(op, ())))]
+    together = [member for op in order if op not in covered for member in sorted((op, *chains.get(op, ())))]
     return together, [streams[covered.get(op, op)] for op in range(len(streams))]

@@ -106,18 +106,18 @@ def front_figure(rows: Sequence[Row], title: str, theme: Theme = LIGHT) -> go.Fi
         )
     )
     for number, policy in enumerate(dict.fromkeys(row.policy for row in rows)):
-        mine = [row for row in rows if row.policy == policy]
+        policy_rows = [row for row in rows if row.policy == policy]
         figure.add_trace(
             go.Scatter(
-                x=[us(row.makespan_ns) for row in mine],
-                y=[row.peak_bytes / MIB for row in mine],
+                x=[us(row.makespan_ns) for row in policy_rows],
+                y=[row.peak_bytes / MIB for row in policy_rows],
                 mode="markers",
                 name=escape(policy),
                 marker=theme.marker(number),
                 hovertext=[
                     f"<b>{escape(policy)}</b>, {counted(row.streams, 'stream')}<br>{us_text(row.makespan_ns)}, "
                     f"{row.speedup:.2f}x<br>{row.peak_bytes / MIB:,.1f} MiB at the peak"
-                    for row in mine
+                    for row in policy_rows
                 ],
                 hoverinfo="text",
             )

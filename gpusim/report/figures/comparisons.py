@@ -29,8 +29,8 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     policies = sorted({case.policy for case in cases})
     for number, policy in enumerate(policies):
-        mine = [case for case in cases if case.policy == policy]
-        hover = [_case_text(case) for case in mine]
+        policy_cases = [case for case in cases if case.policy == policy]
+        hover = [_case_text(case) for case in policy_cases]
         common = {
             "mode": "markers",
             "marker": theme.marker(number),
@@ -38,9 +38,9 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
             "legendgroup": policy,
             "hovertext": hover,
         }
-        measured, predicted = [us(c.measured_ns) for c in mine], [us(c.predicted_ns) for c in mine]
+        measured, predicted = [us(c.measured_ns) for c in policy_cases], [us(c.predicted_ns) for c in policy_cases]
         figure.add_trace(go.Scatter(x=measured, y=predicted, hoverinfo="text", **common), row=1, col=1)
-        gains, predicted = [c.speedup for c in mine], [c.predicted_speedup for c in mine]
+        gains, predicted = [c.speedup for c in policy_cases], [c.predicted_speedup for c in policy_cases]
         figure.add_trace(go.Scatter(x=gains, y=predicted, hoverinfo="text", showlegend=False, **common), row=1, col=2)
     times = [us(time) for case in cases for time in (case.measured_ns, case.predicted_ns)]
     gains = [gain for case in cases for gain in (case.speedup, case.predicted_speedup)]

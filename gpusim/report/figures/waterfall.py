@@ -21,11 +21,11 @@ def add_waterfall(figure: go.Figure, rows: Sequence[WaterfallRow], theme: Theme,
     figure.add_trace(
         go.Bar(
             orientation="h",
-            y=[each.name for each in rows],
-            base=[us(each.base_ns) for each in rows],
-            x=[us(each.length_ns) for each in rows],
-            marker={"color": [colours[each.role] for each in rows]},
-            hovertext=[_hover(each) for each in rows],
+            y=[entry.name for entry in rows],
+            base=[us(entry.base_ns) for entry in rows],
+            x=[us(entry.length_ns) for entry in rows],
+            marker={"color": [colours[entry.role] for entry in rows]},
+            hovertext=[_hover(entry) for entry in rows],
             hoverinfo="text",
             showlegend=False,
         ),
@@ -33,10 +33,10 @@ def add_waterfall(figure: go.Figure, rows: Sequence[WaterfallRow], theme: Theme,
         col=col,
     )
     # Not as the bars' own text, which would be inside or left of some bars.
-    for each in rows:
-        right_ns = max(each.base_ns, each.base_ns + each.length_ns)
-        style = {"text": row_text(each), "showarrow": False, "xanchor": "left", "xshift": 4}
-        figure.add_annotation(x=us(right_ns), y=each.name, row=row, col=col, **style)
+    for entry in rows:
+        right_ns = max(entry.base_ns, entry.base_ns + entry.length_ns)
+        style = {"text": row_text(entry), "showarrow": False, "xanchor": "left", "xshift": 4}
+        figure.add_annotation(x=us(right_ns), y=entry.name, row=row, col=col, **style)
     figure.update_yaxes(autorange="reversed", showgrid=False, row=row, col=col)
 
 
