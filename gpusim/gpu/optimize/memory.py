@@ -14,7 +14,6 @@ import torch
 
 from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize.captured import Captured
-from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, RecordedProgram, with_buffers
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
 from gpusim.memplan.compare import LEAST_TIME, compare_policies
@@ -113,10 +112,9 @@ def prepare_memory(
         ready.run()
         return Planned(outcome, ready)
     runner = _runner(captured, trace, device)
-    recorder = ProgramRecorder(evaluator, runner, runner.initial_bytes)
+    recorder = ProgramRecorder(evaluator, runner, runner.initial_bytes, own_workspaces=True)
     outcome = with_buffers(recorder, evaluator, outcome, say)
-    with own_workspaces():
-        recorded = recorder.record(outcome.program, warm=True)
+    recorded = recorder.record(outcome.program, warm=True)
     return Planned(outcome, MemoryGraph(recorded, recorder))
 
 

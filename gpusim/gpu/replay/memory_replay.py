@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.compare import check_same_kernels, compare
+from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.execute import InitialState, make_initial, results_of
 from gpusim.gpu.replay.memory_run import CudaLanes, HostBuffers, MemoryRunner, ProgramRunner
 from gpusim.gpu.replay.rounding import rounding_noise
@@ -51,9 +53,15 @@ class RecordedProgram:
 
 
 class ProgramRecorder:
-    """Records programs of one step; streams and host buffers are made once."""
+    """Records programs of one step; streams and host buffers are made once.
 
-    def __init__(self, evaluator: MemoryEvaluator, runner: MemoryRunner, initial_bytes: int) -> None:
+    With `own_workspaces` a graph has cuBLAS's workspaces in its own memory, as in `GraphRecorder`.
+    """
+
+    def __init__(
+        self, evaluator: MemoryEvaluator, runner: MemoryRunner, initial_bytes: int, *, own_workspaces: bool = False
+    ) -> None:
+        self.own_workspaces = own_workspaces
         self.storages = evaluator.storages
         self.runner = runner
         self.initial_bytes = initial_bytes
@@ -70,13 +78,14 @@ class ProgramRecorder:
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
         gc.collect()
-        torch.cuda.empty_cache()
-        before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        torch.cuda.reset_peak_memory_stats()
-        self.lanes.events = 0
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.lanes.ops, capture_error_mode="thread_local"):
-            self.programs.run(program, needs)
+        with own_workspaces() if self.own_workspaces else nullcontext():
+            torch.cuda.empty_cache()
+            before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            torch.cuda.reset_peak_memory_stats()
+            self.lanes.events = 0
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.lanes.ops, capture_error_mode="thread_local"):
+                self.programs.run(program, needs)
         peak = torch.cuda.max_memory_allocated() - before + self.initial_bytes
         reserved = torch.cuda.max_memory_reserved() - reserved + self.initial_bytes
         recorded = RecordedProgram(graph, list(self.runner.tensors), peak, reserved, self.lanes.events)
