@@ -41,6 +41,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: int
     """Median of the steps, host time included."""
     predicted_peak_bytes: int
+    predicted_reserved_bytes: int
+    """By the allocator's rules without expandable segments."""
     peak_bytes: int
     """Most that the process had allocated, and reserved, from its start on: making the step ready included."""
     reserved_bytes: int
@@ -97,6 +99,7 @@ def train(
         losses=losses,
         step_ns=step_ns,
         predicted_peak_bytes=outcome.peak_bytes,
+        predicted_reserved_bytes=outcome.use.reserved_bytes,
         peak_bytes=torch.cuda.max_memory_allocated(device),
         reserved_bytes=torch.cuda.max_memory_reserved(device),
         limit_bytes=limit_bytes,
