@@ -1,7 +1,7 @@
-"""What pages need beyond the public API: what is bundled, uploads, work that can be stopped, quick what-ifs.
+"""Functions of the dashboard's pages beyond the public API: bundled files, uploads, stoppable work, quick what-ifs.
 
-A page asks again at every move of a slider and must not wait for an engine to be loaded, so each function imports what
-it needs when it is called.
+A page is updated at every move of a slider and must not wait for an engine to load, so each function imports its
+dependencies when it is called.
 """
 
 from __future__ import annotations
@@ -37,71 +37,71 @@ if TYPE_CHECKING:
     from gpusim.search.explore import Row as Row
     from gpusim.validation.statistics import Fidelity
 
-#: Results that say what fused kernels take: these files have other ways to run a step as baselines.
+#: Results files with times of fused kernels: they have other ways to run a step as baselines.
 FUSED_RESULTS: Final = "compile*.json"
 
 Sensitivities = tuple[tuple[str, float, float, float], ...]
 
 
 def bundled_trace(name: str) -> tuple[str, Trace]:
-    """The SHA-256 of a bundled trace's file, and the trace."""
+    """Return the SHA-256 of a bundled trace's file, and the trace."""
     data = bundled_traces()[name].read_bytes()
     return hashlib.sha256(data).hexdigest(), parse_trace(data, name)
 
 
 def bundled_topologies() -> list[str]:
-    """Names of the bundled topologies of several GPUs."""
+    """Return the names of the bundled topologies of several GPUs."""
     from gpusim.formats.topology import bundled_topologies as run
 
     return list(run())
 
 
 def category_bytes(outcome: Outcome) -> dict[str, int]:
-    """Bytes at the peak of a memory plan, by category."""
+    """Return the bytes at the peak of a memory plan, by category."""
     from gpusim.memplan.compare import category_bytes as run
 
     return run(outcome)
 
 
 def manifest() -> list[dict[str, Any]]:
-    """The manifest's entry of each bundled trace; see `scripts/make_manifest.py`."""
+    """Return the manifest's entry of each bundled trace; see `scripts/make_manifest.py`."""
     return read_manifest()
 
 
 def uploaded_trace(data: bytes, name: str) -> Trace:
-    """The trace in a file that somebody sent, read in a process of its own. Raises `TraceError`."""
+    """Read an uploaded trace in a separate process. Raises `TraceError`."""
     from gpusim.importers.upload import parse_upload
 
     return parse_upload(data, name)
 
 
 def hardware_model(name: str) -> HardwareModel:
-    """A hardware model by bundled name. Raises `UnknownNameError`."""
+    """Load a bundled hardware model by name. Raises `UnknownNameError`."""
     return load_hardware(name)
 
 
 def home_hardware(trace: Trace) -> str:
-    """The name of the bundled model of the GPU that a trace was taken on, or of the library's default."""
+    """Return the name of the bundled model of a trace's GPU, or of the library's default."""
     model = default_hardware(trace.provenance.gpu.name)
     return next(name for name in bundled_hardware() if hardware_model(name) == model)
 
 
 def batches(trace: Trace) -> dict[int, str]:
-    """Batch -> name of the bundled traces that differ from a trace in nothing but the batch."""
+    """Return the names, by batch, of the bundled traces that differ from a trace only in the batch."""
     near = [entry["name"] for entry in read_manifest() if entry["network"] == trace.model.network]
     known = bundled_traces()
     return other_batches(trace, {name: bundled_trace(name)[1] for name in near if name in known})
 
 
 def registered_policies() -> Mapping[str, RegisteredPolicy]:
-    """The policies by name, with what is known of each."""
+    """Return the registered policies by name."""
     from gpusim.policies.registry import POLICIES
 
     return POLICIES
 
 
 def check_partitions(step: Step, text: str, streams: int) -> None:
-    """Raises `OptionError` for splits of the SMs that the step's GPU cannot have."""
+    """Raise `OptionError` for splits of the SMs that are impossible on the step's GPU."""
     from gpusim.search.variants import parse_splits
 
     parse_splits(text, streams, step.hardware.limits.sms)
@@ -117,7 +117,7 @@ def explore_beside(
     policies: Collection[str] | None = None,
     partitions: str = "",
 ) -> Exploration:
-    """Start an exploration in a process of its own."""
+    """Start an exploration in a separate process."""
     from gpusim.search.background import Exploration as Exploration
     from gpusim.search.explore import Row as Row
     from gpusim.search.variants import parse_splits
@@ -148,10 +148,10 @@ def changed(
     op: int | None = None,
     op_speed: float = 1.0,
 ) -> Simulated:
-    """A step with other hardware or a faster op, as `gpusim.whatif` has it, without its baseline.
+    """Simulate a step with other hardware or a faster op, as in `gpusim.whatif`, without its baseline.
 
-    `schedule` is a policy, whose schedule is made anew, or a schedule of the step, which stays; its variants count as
-    captured, so that a change applies to them. Raises `OptionError`, `UnknownNameError`.
+    `schedule` is a policy, whose schedule is made again, or a schedule of the step, which is kept; its variants count
+    as captured, so that a change applies to them. Raises `OptionError`, `UnknownNameError`.
     """
     from gpusim.analysis.simulation import simulate
     from gpusim.analysis.whatif import Change, changed_graph, policy_schedule
@@ -177,7 +177,7 @@ def sensitivities(simulated: Simulated) -> Sensitivities:
 
 
 def longest_ops(step: Step, count: int) -> list[tuple[int, str, float]]:
-    """The ops that take longest alone: index, label (layer and operator), time in ns."""
+    """Return the ops with the longest time alone: index, label (layer and operator), time in ns."""
     from gpusim.analysis.whatif import longest
 
     graph = step.graph
@@ -188,19 +188,19 @@ def longest_ops(step: Step, count: int) -> list[tuple[int, str, float]]:
 
 
 def op_labels(trace: Trace) -> list[str]:
-    """The label of each op: its layer and operator."""
+    """Return the label of each op: its layer and operator."""
     return [op_label(op) for op in trace.ops]
 
 
 def path_of(timeline: Timeline, hardware: HardwareModel) -> CriticalPath:
-    """The critical path of a timeline."""
+    """Return the critical path of a timeline."""
     from gpusim.analysis.critical_path import critical_path
 
     return critical_path(timeline, hardware)
 
 
 def explained(step: Step, schedule: Schedule, timeline: Timeline) -> Explained:
-    """Why a schedule whose timeline is at hand is not faster."""
+    """Explain a schedule from its existing timeline."""
     from gpusim.analysis.explain import explain
 
     graph = step.graph.choosing(schedule.variants)
@@ -208,14 +208,14 @@ def explained(step: Step, schedule: Schedule, timeline: Timeline) -> Explained:
 
 
 def concurrency(step: Step, schedule: Schedule, timeline: Timeline) -> Concurrency:
-    """The modules that a schedule runs side by side."""
+    """Return the modules that a schedule runs concurrently."""
     from gpusim.analysis.side_by_side import side_by_side
 
     return side_by_side(step.graph.choosing(schedule.variants), timeline)
 
 
 def as_imported(step: Step) -> AsImported:
-    """The answers for a profile without data dependencies. Raises `OptionError` for a captured step."""
+    """Return the report on a profile without data dependencies. Raises `OptionError` for a captured step."""
     from gpusim.analysis.as_imported import as_imported as run
 
     with step.naming():
@@ -223,14 +223,14 @@ def as_imported(step: Step) -> AsImported:
 
 
 def observed_schedule(step: Step) -> Schedule:
-    """The streams and the order that an imported step was observed with. Raises `OptionError` for a captured one."""
+    """Return the observed streams and order of an imported step. Raises `OptionError` for a captured one."""
     from gpusim.analysis.as_imported import observed_schedule as make
 
     return make(step.graph)
 
 
 def searchable(trace: Trace) -> bool:
-    """Whether the dependencies of a trace are those of its program, so that other schedules can be searched."""
+    """Return True if the dependencies of a trace are those of its program, so that schedules can be searched."""
     source = trace.provenance.imported_from
     if source is None:
         return True
@@ -240,7 +240,7 @@ def searchable(trace: Trace) -> bool:
 
 
 def results(pattern: str = "*.json") -> dict[str, Results]:
-    """File name -> results of replays that ship with gpusim; empty where none do."""
+    """Return the bundled results of replays, by file name; empty if there are none."""
     from gpusim.formats.results import read_all_results
     from gpusim.io.resources import resource_dir
 
@@ -259,7 +259,7 @@ def fidelity(cases: Sequence[ResultCase]) -> Fidelity | None:
 
 
 def gpu_model(gpu: str) -> HardwareModel | None:
-    """The bundled model of a GPU by the driver's name for it; None where there is none."""
+    """Return the bundled model of a GPU by the driver's name for it, or None."""
     from gpusim.formats.hardware import hardware_for_gpu
 
     return hardware_for_gpu(gpu)
