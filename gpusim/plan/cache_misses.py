@@ -1,7 +1,7 @@
-"""Misses in the L2 cache that a schedule has and one stream has not, from what each stream's memory touches.
+"""L2 cache misses of a schedule beyond those of one stream, from the memory touched on each stream.
 
-The allocator of each stream is played through, so every tensor has an address. A least recently used cache then holds
-what ops touch in launch order, over two steps in a row; the second one counts.
+The allocator of each stream is simulated, so every tensor has an address. A least recently used cache then processes
+the accesses of ops in launch order, over two consecutive steps; the second one counts.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from gpusim.plan.traffic import LAYOUT, SPLIT_SUM, TRANSFORM, family
 from gpusim.rules.l2_cache import lost_ns, usable_bytes
 from gpusim.trace.dependencies import reads_writes_storages
 
-#: Granularity of the cache. Its real lines are far shorter; what lies so near is touched together.
+#: Granularity of the cache. Its real lines are far shorter, but adjacent memory is touched together.
 CHUNK_BYTES: Final = 64 << 10
-#: Streams have address ranges of their own, and so has what lives throughout.
+#: Bits of an address range: each stream has its own, and so have storages that live throughout.
 STREAM_BITS: Final = 40
 LASTING: Final = 1 << 50
 #: Families of kernels that write a copy of a tensor into a workspace.
 COPYING: Final = (LAYOUT, TRANSFORM, SPLIT_SUM)
-#: Warps that a memory operation counts as.
+#: Number of warps assumed for a memory operation.
 MEMORY_NODE_WARPS: Final = 1 << 10
 WARP_THREADS: Final = 32
 
 
 class Miss(NamedTuple):
-    """Bytes that an op reads from DRAM, and that it pushes out of the cache to be written there."""
+    """Bytes that an op reads from DRAM, and bytes that it evicts from the cache to DRAM."""
 
     read_bytes: int
     written_bytes: int
 
 
 Touch = tuple[range, bool]
-"""Chunks of memory, and whether the op reads them."""
+"""Chunks of memory, with True if the op reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class _Step:
 
 
 def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, ...]]:
-    """Return for each op that loses time to the cache what each of its tasks loses.
+    """Return the time lost to the cache by each task, for each op that loses any, in ns.
 
-    Empty on one stream, and for a step that one stream does not fit the cache with: such kernels were timed with their
+    Empty on one stream, and for a step that does not fit the cache on one stream: its kernels were timed with their
     misses. `graph` has the kernels of the schedule as its captured ones.
     """
     memory = graph.hardware.memory
@@ -94,7 +94,7 @@ def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, 
 
 
 def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[Touch]]:
-    """Return what each op with work touches, with the memory that each stream's allocator gives it."""
+    """Return the accesses of each op with work, in the memory given by the allocator of its stream."""
     trace = graph.trace
     sync = plan_sync(trace, graph.preds, schedule.order, schedule.streams, graph.covered)
     addresses = dict(step.lasting)
@@ -127,7 +127,7 @@ def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[T
 
 
 def workspace_bytes(op: Op, sizes: Collection[int]) -> int:
-    """Return the workspace of an op whose tensors have these sizes; estimated where its trace has none.
+    """Return the workspace of an op with tensors of these sizes; estimated if its trace has none.
 
     Kernels that change a layout or transform tiles write a copy of a tensor, of the largest ones if in doubt.
     """
@@ -136,8 +136,8 @@ def workspace_bytes(op: Op, sizes: Collection[int]) -> int:
 
 
 def misses(touches: dict[int, list[Touch]], order: Iterable[int], chunks: int) -> dict[int, Miss]:
-    """Return the misses of each op in the second of two steps in a row, with a cache of so many chunks."""
-    cache: dict[int, bool] = {}  # whether it was changed; the least recently used one first
+    """Return the misses of each op in the second of two consecutive steps, with a cache of `chunks` chunks."""
+    cache: dict[int, bool] = {}  # True if changed; least recently used first
     working = [op for op in order if op in touches]
     result: dict[int, Miss] = {}
     for _ in range(2):
@@ -160,7 +160,7 @@ def _chunks(address: int, size_bytes: int) -> range:
 
 
 def _warps(task: Task, graph: OpGraph) -> float:
-    """Return the warps of a task that are resident at once, alone on the GPU."""
+    """Return the resident warps of a task alone on the GPU."""
     if not task.blocks:
         return MEMORY_NODE_WARPS
     resident = min(task.blocks, graph.hardware.limits.sms * task.blocks_per_sm)

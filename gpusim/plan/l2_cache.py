@@ -2,8 +2,8 @@
 
 The kernels of a trace were timed on one stream, in repeated replays. If all memory of the step fits the cache, its
 parameters stay there between replays. On several streams the step uses more memory, since the allocator serves each
-stream from its own blocks: the memory may no longer fit, and kernels that read parameters then wait for DRAM. No
-prediction includes that (research/2026-11-23-fidelity.md); this module tells where to expect it.
+stream from its own blocks: the memory may no longer fit, and kernels that read parameters then wait for DRAM.
+`gpusim.plan.cache_misses` predicts that on GPUs with a measured cache; this module only tells where to expect it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""L2 cache between kernels: what a kernel loses whose data were in the cache when it was timed, and now are not.
+"""L2 cache between kernels: time lost by a kernel whose data were in the cache when it was timed, and no longer are.
 
     lost = read x (1 / DRAM rate - 1 / L2 rate) + written / DRAM bandwidth + miss_ns, if anything is read
     rate = min(bandwidth, warps x bandwidth per warp), for DRAM and for L2
 
 The kernels of a trace were timed on one stream, in repeated replays: a step that fits the cache finds its data there.
-On several streams it touches more memory, since the allocator gives each stream its own blocks. `read` are the bytes
-that the kernel must then get from DRAM, `written` those that it pushes out of the cache and that had been changed.
+On several streams it touches more memory, since the allocator gives each stream its own blocks. `read` is the bytes
+that the kernel must then read from DRAM, `written` the changed bytes that it evicts from the cache.
 
-Source: bandwidth by SMs and warps on an H200 (validate/results/rules_h200_20261123.json); schedules of GoogLeNet that
-touch up to 38 MB take what is predicted without this rule, those that touch 50 MB 8 % more
+Source: bandwidth by SMs and warps on an H200 (validate/results/rules_h200_20261123.json). Schedules of GoogLeNet that
+touch up to 38 MB take the time predicted without this rule, those that touch 50 MB take 8 % more
 (research/2026-11-24-l2-cache.md). Constants: `Memory.l2_bytes`, `l2_bytes_per_ns`, `warp_l2_bytes_per_ns`,
 `warp_dram_bytes_per_ns`, `miss_ns`.
 """
@@ -19,24 +19,24 @@ from typing import Final
 
 from gpusim.formats.hardware import Memory
 
-#: Share of the L2 cache that a step may fill before it loses what it would read again.
+#: Share of the L2 cache that a step may fill before it loses data that it would reuse.
 USABLE_SHARE: Final = 0.6
 
 
 def usable_bytes(memory: Memory) -> float:
-    """Return how much of what a step touches stays in the cache."""
+    """Return the number of bytes of a step that stay in the cache."""
     return USABLE_SHARE * memory.l2_bytes
 
 
 def may_lose(memory: Memory, one_stream_bytes: int, at_most_bytes: int) -> bool:
-    """Return True if a step fits the cache with the bytes of one stream, and may not with those of several."""
+    """Return True if the memory of a step fits the cache on one stream, and may not on several."""
     return one_stream_bytes <= usable_bytes(memory) < at_most_bytes
 
 
 def lost_ns(memory: Memory, read_bytes: float, written_bytes: float, warps: float) -> float:
-    """Return the time that a kernel loses which misses so many bytes, with so many warps resident.
+    """Return the time that a kernel with `warps` resident warps loses to these misses, in ns.
 
-    Nothing on a GPU whose cache was not measured.
+    It is 0 on a GPU without a measured cache.
     """
     if memory.l2_bytes_per_ns == 0.0:
         return 0.0
@@ -49,7 +49,7 @@ def lost_ns(memory: Memory, read_bytes: float, written_bytes: float, warps: floa
 
 
 def missed_bytes(memory: Memory, moved_bytes: int) -> int:
-    """Return the estimated DRAM traffic of an op that moves so many bytes: what the cache does not hold.
+    """Return the estimated DRAM traffic of an op that moves `moved_bytes`: the bytes beyond the cache.
 
     Data that fit the cache are assumed to be there, so this is a lower limit. Counters in a trace replace it.
     """
