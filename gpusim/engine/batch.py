@@ -35,8 +35,8 @@ class Evaluated:
 class BatchEngine:
     """Simulator of schedules of one op graph, which is encoded once.
 
-    `evaluate` returns the same numbers as lowering each schedule and running an engine, for any number of threads, but
-    for what a schedule loses of the L2 cache (`gpusim.plan.cache_misses`), which only `Evaluator` counts.
+    `evaluate` returns the same numbers as lowering each schedule and running an engine, for any number of threads,
+    except for losses to L2 cache misses (`gpusim.plan.cache_misses`), which only `Evaluator` counts.
     """
 
     def __init__(self, graph: OpGraph, layout: Layout | None = None) -> None:

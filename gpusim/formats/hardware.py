@@ -92,13 +92,13 @@ class Memory(Document, frozen=True, kw_only=True):
     l2_bytes: DeviceBytes
     """Size of the L2 cache."""
     l2_bytes_per_ns: Bandwidth = 0.0
-    """Bandwidth of the L2 cache; 0 if not measured: what kernels lose by misses is then not predicted."""
+    """Bandwidth of the L2 cache; 0 if not measured, and losses to cache misses are then not predicted."""
     warp_l2_bytes_per_ns: Bandwidth = 0.0
-    """Bandwidth of the L2 cache that a warp reaches by itself."""
+    """Bandwidth of the L2 cache for a single warp."""
     warp_dram_bytes_per_ns: Bandwidth = 0.0
-    """Bandwidth of device memory that a warp reaches by itself."""
+    """Bandwidth of device memory for a single warp."""
     miss_ns: TimeNs = 0.0
-    """Delay of a kernel that finds its data in device memory instead of the L2 cache, over the bandwidth."""
+    """Delay of a kernel that reads from device memory instead of the L2 cache, beyond the bandwidth."""
 
 
 class Rates(Document, frozen=True, kw_only=True):
