@@ -15,7 +15,7 @@ from gpusim.formats.results import ResultCase, first_of_each_step, read_results
 from gpusim.io.files import write_bytes
 from gpusim.report.pages import with_section
 from gpusim.search.budget import SEARCH
-from gpusim.validation.recipe import WITHOUT_VARIANTS, read_recipe
+from gpusim.validation.recipe import FASTEST_KERNELS, WITHOUT_VARIANTS, read_recipe
 from gpusim.validation.statistics import by_step, fidelity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +76,38 @@ def peers() -> list[str]:
         mean = statistics.geometric_mean(of_policy)
         lines.append(
             f"| {names[policy]} | {len(of_policy)} | {mean:.3f} | {sum(ratio >= 1.05 for ratio in of_policy)} |"
+        )
+    return [*lines, *fair()]
+
+
+def fair() -> list[str]:
+    """Return the comparison on equal kernels with equal trials, or nothing before it is measured."""
+    if not sorted(RESULTS.glob("fair_h200_[0-9]*[0-9].json")):
+        return []
+    searched_gains: dict[str, list[float]] = {"captured": [], "chosen": []}
+    times: dict[str, list[float]] = {"captured": [], "chosen": []}
+    alone: dict[str, list[float]] = {"captured": [], "chosen": []}
+    for cases in by_step(read_results(newest("fair")).cases).values():
+        for kernels, gains in searched_gains.items():
+            of_kernels = {case.policy: case.measured_ns for case in cases if case.kernels == kernels}
+            one_stream_ns = of_kernels.pop(FASTEST_KERNELS, cases[0].sequential_ns)
+            search_ns = of_kernels.pop(SEARCH)
+            gains.append(min(of_kernels.values()) / search_ns)
+            times[kernels].append(cases[0].sequential_ns / min(search_ns, *of_kernels.values()))
+            alone[kernels].append(cases[0].sequential_ns / one_stream_ns)
+    mean = statistics.geometric_mean
+    lines = [
+        "",
+        "Every policy and the search on the same kernels, four trials each on the GPU; geometric means over the steps:",
+        "",
+        "| kernels | steps | one stream | streams | search over the best policy | steps with 1.05 or more | least |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for kernels, gains in searched_gains.items():
+        one, several = mean(alone[kernels]), mean(times[kernels])
+        lines.append(
+            f"| {kernels} | {len(gains)} | {one:.2f}x | {several:.2f}x | {mean(gains):.3f} "
+            f"| {sum(gain >= 1.05 for gain in gains)} | {min(gains):.3f} |"
         )
     return lines
 

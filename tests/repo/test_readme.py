@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from gpusim.engine.reference import ReferenceEngine
@@ -20,6 +21,9 @@ from gpusim.policies.registry import POLICIES
 from gpusim.report.pages import with_section
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 from gpusim.units import format_times_ns
+from gpusim.validation.tables import write_results
+from tests.support.made_results import case as make_case
+from tests.support.made_results import make_results
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -93,6 +97,29 @@ def test_readme_marks_a_searched_schedule_that_is_a_policys() -> None:
     text = (ROOT / "README.md").read_text("utf-8").partition("<!-- results:begin -->")[2]
     (row,) = [line for line in text.splitlines() if line.startswith("| `nasnetalarge-infer-b1`")]
     assert [cell.strip() for cell in row.split("|")][10] == "critical_path"
+
+
+def test_fair_comparison_is_that_of_the_hand_worked_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2000 ns on one stream, 1600 with the fastest kernels; policies 1000 and 990, the search 900 and 1100."""
+    page = script("make_accuracy_page")
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    assert page.fair() == []
+    rows = [
+        ("nimble", "captured", 1000),
+        ("opara", "captured", 1200),
+        ("search", "captured", 900),
+        ("fastest kernels", "chosen", 1600),
+        ("nimble", "chosen", 990),
+        ("search", "chosen", 1100),
+    ]
+    cases = [
+        msgspec.structs.replace(make_case(1, time_ns), policy=policy, kernels=kernels)
+        for policy, kernels, time_ns in rows
+    ]
+    write_results(make_results(cases, recipe="fair"), tmp_path)
+    captured, chosen = page.fair()[-2:]
+    assert captured == "| captured | 1 | 1.00x | 2.22x | 1.111 | 1 | 1.111 |"
+    assert chosen == "| chosen | 1 | 1.25x | 2.02x | 0.900 | 0 | 0.900 |"
 
 
 def test_page_without_markers_is_one_line_with_its_name() -> None:
