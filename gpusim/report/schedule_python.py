@@ -237,7 +237,7 @@ def _all_booleans(values: Sequence[Any]) -> bool:
 
 _SOME: Final = (
     "def some(results):",
-    f'{_INDENT}"""What an operator returns, without what it was told to leave out."""',
+    f'{_INDENT}"""Return the results of an operator without those it left out (None)."""',
     f"{_INDENT}return [result for result in results if result is not None]",
     "",
     "",

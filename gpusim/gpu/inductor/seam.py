@@ -1,4 +1,4 @@
-"""The seam to Inductor: every line that it writes into its wrapper, with the scheduler's node that the line is for.
+"""Interface to Inductor: every line that it writes into its wrapper, with the line's scheduler node.
 
 Inductor generates Python in lines before it plans memory. Each line is an object with the nodes of its own graph
 (`torch/_inductor/codegen/wrapper.py`); nothing is read from the text of the generated program.
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the wrapper, and the scheduler's node that was being turned into code."""
+    """A line of the wrapper, with the scheduler node whose code was being generated."""
 
     line: Any
     node: Any
@@ -30,26 +30,25 @@ class Line:
 
 @dataclass
 class Lines:
-    """What Inductor wrote for one graph, in final order, before its memory plan."""
+    """Inductor's lines for one graph, in final order, before its memory plan."""
 
     lines: list[Line] = field(default_factory=list)
     zeroed: dict[str, str] = field(default_factory=dict)
     """Text of a line that fills a workspace with zeros -> the workspace's name."""
 
 
-#: Ends the names of kernels that CUDA graphs use. Torch hands out one object for one text: what a later torch.compile
-#: tunes again or unloads has another name, and so has what another style makes.
+#: Suffix of the names of kernels in CUDA graphs. torch returns one object per text, so a kernel that a later
+#: torch.compile tunes again or unloads must have another name.
 OWN: Final = "_gpusim"
 
 
 def compile_graph(
     graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result], suffix: str = ""
 ) -> Result:
-    """Compile a graph with Inductor and return what `read` makes of its lines, while Inductor's own graph is there.
+    """Compile a graph with Inductor and return the result of `read` on its lines, while Inductor's own graph exists.
 
-    Names of kernels end with `suffix`.
-    Inductor goes no further: kernels are compiled by whoever runs them. Raises `CaptureError` where Inductor refuses
-    the graph or a line cannot be read.
+    Names of kernels end with `suffix`. Inductor stops there: kernels are compiled when they are run. Raises
+    `CaptureError` where Inductor refuses the graph or a line cannot be read.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
@@ -88,11 +87,11 @@ def compile_graph(
 
 
 class _HasBeenReadError(Exception):
-    """Ends Inductor's work."""
+    """Exception that stops Inductor."""
 
 
 def _wrapper_class(finish: Callable[[Lines], NoReturn], suffix: str) -> Any:
-    """A class for Inductor's wrapper that notes its lines and calls `finish` before memory is planned."""
+    """Return a wrapper class for Inductor that records its lines and calls `finish` before memory is planned."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.virtualized import V
 
@@ -123,7 +122,7 @@ def _wrapper_class(finish: Callable[[Lines], NoReturn], suffix: str) -> Any:
             return line
 
         def register_alignment_check_inputs(self) -> None:
-            """Nothing: whoever runs the kernels answers for the inputs, not a line between them."""
+            """Do nothing: the runner of the kernels checks the inputs, not a line between them."""
 
         def generate(self, is_inference: bool) -> NoReturn:
             finish(self.noted)

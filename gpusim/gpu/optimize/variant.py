@@ -49,7 +49,7 @@ class Variant:
         return True
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Run one step; returns what the user's own does, in memory that no later call touches."""
+        """Run one step; returns the results of the user's own step, in memory that no later call touches."""
         self.rates.update()
         results = self.around(self.ready.run, tensors)
         self.captured.states.stepped()

@@ -1,4 +1,4 @@
-"""vDNN: the input of each layer moves to the host beside that layer, and back one layer ahead.
+"""vDNN: each layer's input is offloaded to the host during that layer, and prefetched one layer ahead.
 
 Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design"
 (MICRO, 2016), and two independent reimplementations that agree (none by the authors is public). The rules:
@@ -39,7 +39,7 @@ def vdnn_conv(setting: Setting) -> MemoryPlan:
 
 
 def vdnn_dyn(setting: Setting) -> MemoryPlan:
-    """Return the first of nothing, `conv` and `all` whose simulated peak keeps the budget. Raises `PlanError`."""
+    """Return the first of keep-all, `conv` and `all` whose simulated peak keeps the budget. Raises `PlanError`."""
     budget = setting.graph.hardware.memory.dram_bytes if setting.budget_bytes is None else setting.budget_bytes
     least = 0
     for policy in (keep_all, vdnn_conv, vdnn_all):
