@@ -14,11 +14,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import gpusim
+from gpusim.api import dashboard
 from gpusim.defaults import RECOMMENDED
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import load_hardware
+from gpusim.report.advice import fused_ways
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 from gpusim.units import format_bytes, format_ns
 from tests.support.pages import (
@@ -192,12 +194,13 @@ def test_verdict_has_a_row_for_each_way_and_the_bound_with_what_each_takes(capsy
     printed = commanded(app, capsys)
     rows = table(app, WAYS)
     ways = {row["what"]: row for row in printed["verdict"]["rows"]}
+    measured = dashboard.results(dashboard.FUSED_RESULTS).values()
+    fused = fused_ways(load_trace("googlenet-train-b8").model, "NVIDIA H200", measured)
     assert [next(iter(row.values())).partition(" (")[0] for row in rows] == [
         "eager",
         "one CUDA graph",
         f"{printed['best']['streams']} streams in the graph",
-        "fused kernels",  # as `validate/results/compile*.json` has them for this step
-        "gpusim.optimize, 4 streams",
+        *(way.name for way in fused),
         "no schedule of these kernels is faster",
     ]
     for row, what in zip(rows, ("eager", "graph", "streams"), strict=False):
@@ -219,6 +222,8 @@ def test_a_step_that_gains_nothing_has_a_short_page_with_the_reason() -> None:
     assert "It is a chain" in answer(app)
     assert not app.metric
     assert "Modules that run side by side" not in markup(app)
+    app.session_state["code"] = "One CUDA graph"  # the only code, unless gpusim.optimize was measured on this step
+    app.run()
     [code, _command] = app.code
     assert "torch.cuda.graph(graph)" in code.value
 
