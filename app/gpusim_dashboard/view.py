@@ -268,8 +268,8 @@ def command(*words: str) -> None:
 def commands(*lines: Iterable[str]) -> None:
     """Show the command lines that give the page's results."""
     st.caption("The same on the command line:")
-    text = "\n".join(" ".join(["gpusim", *map(shlex.quote, words)]) for words in lines)
-    st.code(visible(text), language="sh", wrap_lines=True)
+    text = "\n".join(visible(" ".join(["gpusim", *map(shlex.quote, words)])) for words in lines)
+    st.code(text, language="sh", wrap_lines=True)
 
 
 def hardware_words(choice: Choice) -> list[str]:

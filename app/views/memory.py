@@ -33,7 +33,7 @@ else:
     html.answer("no", f"No. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)
 st.page_link(
     st.session_state.pages["memory-plans"],
-    label="What to move or compute again for less memory or a larger batch",
+    label="How to need less memory",
     icon=":material/arrow_forward:",
 )
 title = f"Memory over time: {choice.trace.name} on {choice.hardware.label}"

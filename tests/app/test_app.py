@@ -586,6 +586,8 @@ def test_compare_sets_two_schedules_of_a_step_on_one_axis() -> None:
     ranges = [axis["range"] for name, axis in figure["layout"].items() if name.startswith("xaxis")]
     assert len(ranges) == 4
     assert len({tuple(each) for each in ranges}) == 1
+    lines = app.code[-1].value.splitlines()
+    assert [line.split()[:3] for line in lines] == 2 * [["gpusim", "simulate", BRANCHES]]
 
 
 def test_compare_begins_with_before_and_after_of_the_step_looked_at() -> None:
