@@ -76,8 +76,8 @@ def ladder(summary: Summary, rows: list[Way]) -> None:
         ratio = "" if way.over_eager is None else f"{way.over_eager:.2f}x"
         cells.append(((name, time.rpartition(" ")[0], ratio), way.recommended))
     limit = (
-        f"no schedule of these kernels is faster <span class='g-takes'>(bound)</span>{html.small(bound_in_words(bound))}"
-        f"{html.bar(bound_ns / longest, kind='bound')}"
+        "no schedule of these kernels is faster <span class='g-takes'>(bound)</span>"
+        f"{html.small(bound_in_words(bound))}{html.bar(bound_ns / longest, kind='bound')}"
     )
     eager_ns = next((way.time_ns for way in rows if way.name == "eager"), None)
     possible = f"{eager_ns / bound_ns:.2f}x" if eager_ns and bound_ns else ""
