@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 import torch
 
-from gpusim.gpu.replay.execute import InitialState
+from gpusim.errors import OperatorError
+from gpusim.formats.trace import TensorInit
+from gpusim.gpu.replay.execute import InitialState, make_initial
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
 from gpusim.gpu.replay.memory_train import losses_of, with_values
 from gpusim.memplan.plan import MemoryPlan
@@ -40,23 +43,37 @@ def test_losses_of_several_steps_are_those_of_the_step_that_keeps_all(policy: st
 
 
 def test_an_estimated_step_gets_numbers_to_train_from() -> None:
-    """Its trace has none, and a network of zeros learns nothing: weights are drawn, norms begin as they are made."""
+    """Its trace has none, and replay refuses it: weights are drawn, norms begin as they are made, and it learns."""
     found = on_cpu(NETWORKS[0], "train")
-    copies = InitialState.copy_of(found.recorded.initial)
-    for tensor in copies.tensors.values():
-        tensor.zero_()
-    state = with_values(found.trace, copies, 0)
-    by_name = {found.trace.tensors[index].name: tensor for index, tensor in state.tensors.items()}
-    weights = [t for n, t in by_name.items() if n.endswith("weight") and t.dim() > 1 and "momentum" not in n]
+    estimated = msgspec.structs.replace(
+        found.trace,
+        provenance=msgspec.structs.replace(found.trace.provenance, estimated="sizes"),
+        tensors=tuple(
+            tensor if tensor.init is None else msgspec.structs.replace(tensor, init=TensorInit(kind="constant"))
+            for tensor in found.trace.tensors
+        ),
+    )
+    with pytest.raises(OperatorError, match="is estimated"):
+        MemoryRunner(estimated, CPU)
+    trace = with_values(estimated)
+    state = make_initial(trace, CPU, 0)
+    of_role = {index: trace.tensors[index].role for index in state.tensors}
+    weights = [t for i, t in state.tensors.items() if of_role[i] == "parameter" and t.dim() > 1]
     assert weights
     assert all(float(weight.std()) > 0 for weight in weights)
-    assert all(float(t.min()) == float(t.max()) == 1.0 for n, t in by_name.items() if n.endswith("running_var"))
-    runner = MemoryRunner(found.trace, CPU)
+    variances = [t for i, t in state.tensors.items() if trace.tensors[i].name.endswith("running_var")]
+    assert all(float(t.min()) == float(t.max()) == 1.0 for t in variances)
+    runner = MemoryRunner(trace, CPU)
     runner.bind(state.tensors)
-    storages = Storages.of(found.trace)
+    storages = Storages.of(trace)
     program = program_of(storages, MemoryPlan())
     needs = [needed(storages, instruction) for instruction in program]
     programs = ProgramRunner(runner, HostBuffers(pinned=False), Inline())
-    got, _ = losses_of(found.trace, lambda: programs.run(program, needs), runner.tensors, 4)
+    got, _ = losses_of(trace, lambda: programs.run(program, needs), runner.tensors, 4)
     assert len(set(got)) == 4
     assert all(map(math.isfinite, got))
+
+
+def test_a_captured_step_keeps_its_values() -> None:
+    trace = on_cpu(NETWORKS[0], "train").trace
+    assert with_values(trace) is trace

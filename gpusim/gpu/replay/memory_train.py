@@ -14,10 +14,9 @@ import torch
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import GpuError
 from gpusim.formats.hardware import default_hardware
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import Tensor, TensorInit, Trace
 from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
-from gpusim.gpu.replay.execute import InitialState
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu, with_buffers
 from gpusim.gpu.replay.memory_run import MemoryRunner
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -65,7 +64,7 @@ def train(
     With a limit (not 0), the process cannot reserve more of the GPU's memory than that: torch raises where it would.
     Call it in a process of its own. Raises `GpuError` for a limit beyond the GPU, and as `replay_memory` does.
     """
-    trace = read_trace(trace_path)
+    trace = with_values(read_trace(trace_path))
     check_operators(trace, str(trace_path))
     plan = MemoryPlan(policy="keep_all") if plan_path is None else read_memory_plan(plan_path, trace)
     device = require_gpu()
@@ -83,8 +82,6 @@ def train(
     say("rebuilding the step")
     runner = MemoryRunner(trace, device)
     state, initial_bytes = state_on_gpu(trace, device, seed)
-    if trace.provenance.estimated:
-        state = with_values(trace, state, seed)
     runner.bind(state.tensors)
     recorder = ProgramRecorder(evaluator, runner, initial_bytes)
     outcome = with_buffers(recorder, evaluator, outcome, say)
@@ -107,28 +104,33 @@ def train(
     )
 
 
-def with_values(trace: Trace, state: InitialState, seed: int) -> InitialState:
-    """Return the state with numbers to train from, which an estimated trace does not have.
+def with_values(trace: Trace) -> Trace:
+    """Return an estimated trace with values to begin from, so that it can run; another one as it is.
 
     Weights of two or more dimensions are drawn as He et al. (2015) do, other weights and running variances are 1.
-    Biases, running means and states of the optimizer are 0. Inputs are normal, targets one of `CLASSES`.
+    Biases, running means and states of the optimizer are 0. Inputs are normal, targets one of `CLASSES`. Kernel times
+    stay estimates.
     """
-    generator = torch.Generator().manual_seed(seed)
-    for index, memory in state.tensors.items():
-        tensor = trace.tensors[index]
-        if tensor.role == "target":
-            values = torch.randint(CLASSES, tuple(memory.shape), generator=generator)
-        elif tensor.role == "input":
-            values = torch.randn(tuple(memory.shape), generator=generator)
-        elif tensor.role == "parameter" and memory.dim() > 1:
-            fan_in = memory[0].numel()
-            values = torch.randn(tuple(memory.shape), generator=generator) * math.sqrt(2.0 / fan_in)
-        else:
-            values = torch.full(tuple(memory.shape), float(tensor.name.endswith(("weight", "running_var"))))
-            if tensor.role == "optimizer_state":
-                values.zero_()
-        memory.copy_(values)
-    return InitialState(state.tensors, {index: memory.cpu() for index, memory in state.tensors.items()})
+    if not trace.provenance.estimated:
+        return trace
+    tensors = tuple(
+        tensor if tensor.init is None else msgspec.structs.replace(tensor, init=_init_of(tensor))
+        for tensor in trace.tensors
+    )
+    return msgspec.structs.replace(
+        trace, tensors=tensors, provenance=msgspec.structs.replace(trace.provenance, estimated="")
+    )
+
+
+def _init_of(tensor: Tensor) -> TensorInit:
+    if tensor.role == "target":
+        return TensorInit(kind="integers", a=0.0, b=CLASSES - 1.0)
+    if tensor.role == "input":
+        return TensorInit(kind="normal", b=1.0)
+    if tensor.role == "parameter" and len(tensor.shape) > 1:
+        return TensorInit(kind="normal", b=math.sqrt(2.0 / max(1, math.prod(tensor.shape[1:]))))
+    one = tensor.role in ("parameter", "buffer") and tensor.name.endswith(("weight", "running_var"))
+    return TensorInit(kind="constant", a=float(one))
 
 
 def losses_of(
