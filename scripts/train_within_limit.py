@@ -2,7 +2,7 @@
 """Train a step within a limit on GPU memory by a memory plan, and again without limit and plan; needs a GPU.
 
     gpusim capture validate/networks/deep_resnet.py:resnet1502 --mode train --batch 16 --estimate -o deep.json.gz
-    gpusim memory deep.json.gz --budget 10.5GiB --policy least_time -o deep.plan.json
+    gpusim memory deep.json.gz --budget 7.5GiB --policy least_time -o deep.plan.json
     python scripts/train_within_limit.py deep.json.gz deep.plan.json --limit 12GiB --steps 5 -o deep.result.json
 
 Each runs in a process of its own, the first with `torch.cuda.set_per_process_memory_fraction`: torch then refuses

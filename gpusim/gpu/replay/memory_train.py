@@ -17,9 +17,10 @@ from gpusim.formats.hardware import default_hardware
 from gpusim.formats.trace import Tensor, TensorInit, Trace
 from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
-from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu, with_buffers
+from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu
 from gpusim.gpu.replay.memory_run import MemoryRunner
 from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.memory import memory_of
 from gpusim.memplan.plan import MemoryPlan, read_memory_plan
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace
@@ -62,7 +63,8 @@ def train(
     """Train the step of a trace by a memory plan, or keeping all, from the trace's own initial state.
 
     With a limit (not 0), the process cannot reserve more of the GPU's memory than that: torch raises where it would.
-    Call it in a process of its own. Raises `GpuError` for a limit beyond the GPU, and as `replay_memory` does.
+    Call it in a process of its own. Raises `GpuError` for a limit beyond the GPU and too little pinned memory, and as
+    `replay_memory` does.
     """
     trace = with_values(read_trace(trace_path))
     check_operators(trace, str(trace_path))
@@ -76,31 +78,34 @@ def train(
     if limit_bytes:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total_bytes)
     set_precision(trace.model.dtype)
-    say("predicting the plan")
     evaluator = MemoryEvaluator(OpGraph.build(trace, default_hardware(trace.provenance.gpu.name)))
-    outcome = evaluator.evaluate(plan)
+    program = evaluator.program(plan)
+    use = memory_of(evaluator.storages, program)
     say("rebuilding the step")
     runner = MemoryRunner(trace, device)
     state, initial_bytes = state_on_gpu(trace, device, seed)
     runner.bind(state.tensors)
     recorder = ProgramRecorder(evaluator, runner, initial_bytes)
-    outcome = with_buffers(recorder, evaluator, outcome, say)
+    had_bytes = recorder.programs.prepare(program)
+    if had_bytes is not None:
+        had, wanted = format_bytes(had_bytes), format_bytes(use.pinned_bytes)
+        raise GpuError(f"the host has pinned memory for {had}; the plan takes {wanted}")
     say("recording it")
-    recorded = recorder.record(outcome.program, warm=True)
+    recorded = recorder.record(program, warm=True)
     state.restore()
     torch.cuda.manual_seed(seed)
     say("training")
     losses, step_ns = losses_of(trace, recorded.replay, recorded.tensors, steps)
     return Trained(
-        policy=outcome.plan.policy,
+        policy=plan.policy,
         losses=losses,
         step_ns=step_ns,
-        predicted_peak_bytes=outcome.peak_bytes,
-        predicted_reserved_bytes=outcome.use.reserved_bytes,
+        predicted_peak_bytes=use.peak.allocated_bytes,
+        predicted_reserved_bytes=use.reserved_bytes,
         peak_bytes=torch.cuda.max_memory_allocated(device),
         reserved_bytes=torch.cuda.max_memory_reserved(device),
         limit_bytes=limit_bytes,
-        pinned_bytes=outcome.pinned_bytes,
+        pinned_bytes=use.pinned_bytes,
     )
 
 
