@@ -186,3 +186,11 @@ def check_gpus(topology: Topology, gpus: int, source: str = "") -> None:
     if gpus > topology.gpus_per_node and topology.links.network is None:
         problem = f"has no link between nodes, which {gpus} GPUs on nodes of {topology.gpus_per_node} need"
         raise TopologyError(where, problem, place="$.links.network")
+
+
+def check_collective_sms(topology: Topology, hardware: HardwareModel, source: str = "") -> None:
+    """Raise `TopologyError` if collectives take more SMs than the GPU has."""
+    sms = hardware.limits.sms
+    if topology.collective_sms > sms:
+        problem = f"{topology.collective_sms} SMs, and {hardware.name} has {sms}"
+        raise TopologyError(source or topology.name, problem, place="$.collective_sms")

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.formats.parallel_plan import ParallelPlan
-from gpusim.formats.topology import Topology, check_gpus
+from gpusim.formats.topology import Topology, check_collective_sms, check_gpus
 from gpusim.layerwise.communication import Basis, basis, members
 from gpusim.layerwise.compute import Times, TraceTimes
 from gpusim.layerwise.configs import Config
@@ -155,6 +155,7 @@ def explore_plans(
     `given` has further plans, each a function of the layers of the whole batch. Raises `TopologyError`, `OptionError`.
     """
     check_gpus(topology, gpus, topology_file)
+    check_collective_sms(topology, step.graph.hardware, topology_file)
     report("layers", 0.0)
     graph = layers_of(step.trace)
     problem = Problem(

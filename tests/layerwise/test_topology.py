@@ -15,6 +15,7 @@ from gpusim.formats.topology import (
     Curve,
     Topology,
     bundled_topologies,
+    check_collective_sms,
     check_gpus,
     default_topology,
     load_topology,
@@ -161,3 +162,11 @@ def test_name_that_no_file_can_have_is_unknown() -> None:
     for name in ("x" * 5000, "a\0b"):
         with pytest.raises(UnknownNameError, match="unknown topology"):
             load_topology(name)
+
+
+def test_collectives_on_more_sms_than_the_gpu_has_are_refused() -> None:
+    """An H200 has 132."""
+    hardware = load_hardware("h200")
+    check_collective_sms(topology(collective_sms=132, collective_sms_source="x"), hardware)
+    with pytest.raises(TopologyError, match=r"links\.json: \$\.collective_sms: 133 SMs, and h200 has 132"):
+        check_collective_sms(topology(collective_sms=133, collective_sms_source="x"), hardware, "links.json")

@@ -27,6 +27,7 @@ from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.plans import from_document
+from gpusim.text import shortened, visible
 from gpusim.trace import load_trace
 
 #: Timeout of a collective: longer means that a rank was lost.
@@ -56,11 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def join() -> torch.device:
     """Join the ranks of this run, by NCCL if each has a GPU, else by gloo; returns the rank's device."""
-    for name in ("RANK", "WORLD_SIZE"):
-        if name not in os.environ:
-            raise OptionError(f"{name} is not set: start the ranks with torchrun")
-    rank, gpus = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local = int(os.environ.get("LOCAL_RANK", rank))
+    rank, gpus = _number("RANK"), _number("WORLD_SIZE")
+    local = _number("LOCAL_RANK", rank)
     on_gpus = torch.cuda.device_count() > local
     device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
     if on_gpus:
@@ -74,6 +72,18 @@ def join() -> torch.device:
         timeout=datetime.timedelta(seconds=TIMEOUT_S),
     )
     return device
+
+
+def _number(name: str, default: int | None = None) -> int:
+    """A number that torchrun sets in the environment."""
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise OptionError(f"{name} is not set: start the ranks with torchrun")
+    if not text.isdecimal():
+        raise OptionError(f"{name}='{shortened(visible(text))}' is no number: start the ranks with torchrun")
+    return int(text)
 
 
 def leave(status: int) -> NoReturn:
