@@ -97,13 +97,16 @@ def ranks_left() -> list[str]:
     return found
 
 
-def test_torchrun_runs_a_captured_step(tmp_path: Path) -> None:
-    """Without torchrun's environment the error is one line."""
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [({}, "RANK is not set"), ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number")],
+)
+def test_a_rank_without_torchruns_environment_ends_with_one_line(more: dict[str, str], line: str) -> None:
     words = [sys.executable, "-m", "gpusim.gpu.layerwise", "vgg16-infer-b1", "--plan", "data"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment | more, cwd=ROOT, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "gpusim: RANK is not set: start the ranks with torchrun"
+    assert done.stderr.strip() == f"gpusim: {line}: start the ranks with torchrun"
 
 
 # --- Without processes ---
