@@ -131,7 +131,7 @@ class StepMaker:
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
                 )
         end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
-        fronts = self._fronts(captured, other, lambda: end - perf_counter())
+        fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
         captured.graph = None
         with quick_collections():
             profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
