@@ -57,7 +57,7 @@ def run_recipe(
     """
     check_recipe_code(recipe, recipe.name, trust_code)
     if recipe.trials:
-        raise RecipeError(recipe.name, "trials need stages: give --stage or --case", place="$.trials")
+        raise RecipeError(recipe.name, "trials need stages: `gpusim validate` with --stage or --case", place="$.trials")
     make_folder(folder, "results")
     with scratch_folder() as scratch:
         place = scratch if recipe.traces is None else Path(recipe.traces)

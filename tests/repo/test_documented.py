@@ -31,10 +31,12 @@ def test_every_layer_of_the_import_contract_exists() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    names = re.findall(r"\w+", " ".join(layers))
-    package = ROOT / "gpusim"
-    missing = [name for name in names if not (package / name).is_dir() and not (package / f"{name}.py").is_file()]
+    missing = []
+    for contract in (each for each in contracts if each["type"] == "layers"):
+        (container,) = contract["containers"]
+        package = ROOT / container.replace(".", "/")
+        names = re.findall(r"\w+", " ".join(contract["layers"]))
+        missing += [name for name in names if not (package / name).is_dir() and not (package / f"{name}.py").is_file()]
     assert missing == []
 
 
