@@ -14,6 +14,7 @@ import torch
 
 from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.executors import Ready
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, RecordedProgram, with_buffers
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
 from gpusim.memplan.compare import LEAST_TIME, compare_policies
@@ -35,7 +36,7 @@ class Planned:
     """A memory plan, ready to run within a limit."""
 
     outcome: Outcome
-    ready: MemoryReady
+    ready: Ready
 
 
 class MemoryReady:
@@ -72,25 +73,26 @@ class MemoryReady:
         self._runner.drop_temporaries()
 
 
-class MemoryGraph(MemoryReady):
+@dataclass(frozen=True)
+class MemoryGraph:
     """A memory plan's program as a CUDA graph. The recorder holds its streams and pinned buffers."""
 
-    def __init__(self, recorded: RecordedProgram, recorder: ProgramRecorder) -> None:
-        self._recorded, self._recorder = recorded, recorder
+    recorded: RecordedProgram
+    recorder: ProgramRecorder
 
     @property
     def tensors(self) -> Sequence[torch.Tensor | None]:
         """Where its results lie after each run, by tensor id."""
-        return self._recorded.tensors
+        return self.recorded.tensors
 
     @property
     def peak_bytes(self) -> int:
         """Measured peak memory of the step, in bytes."""
-        return self._recorded.peak_bytes
+        return self.recorded.peak_bytes
 
     def run(self) -> None:
         """Run the step once on the user's tensors."""
-        self._recorded.replay()
+        self.recorded.replay()
 
 
 def _runner(captured: Captured, trace: Trace, device: torch.device) -> MemoryRunner:
@@ -109,7 +111,7 @@ def prepare_memory(
     trace = evaluator.graph.trace
     if device.type != "cuda":
         ready = MemoryReady(captured, trace, outcome)
-        ready.run()
+        ready.run()  # results get their memory
         return Planned(outcome, ready)
     runner = _runner(captured, trace, device)
     recorder = ProgramRecorder(evaluator, runner, runner.initial_bytes, own_workspaces=True)
