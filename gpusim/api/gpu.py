@@ -194,7 +194,9 @@ def optimize(
     captured with ATen's kernels and with Inductor's, schedules on up to `streams` streams are searched for `budget_s`
     seconds, the best few are tried, and the fastest with the results of eager execution is kept. `memory_limit` is in
     bytes, or text such as `"8GiB"`; where no schedule keeps it, a memory plan runs. If the step cannot be captured,
-    neither keeps the limit, or there is no GPU, the given model or function is returned with a warning. Raises `OptionError` for an argument out of range.
+    neither keeps the limit, or there is no GPU, the given model or function is returned with a warning.
+
+    Raises `OptionError` for an argument out of range.
     """
     streams, limit = check_streams(streams), memory_bytes(memory_limit)
     if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
