@@ -21,6 +21,7 @@ from gpusim.engine.base import Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.formats.trace import Op, Trace
+from gpusim.plan.cache_misses import lost_times_ns
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import Schedule, check_streams
@@ -159,7 +160,7 @@ def sensitivities(
         graph = changed_graph(base.graph, change)
         if graph is base.graph:
             return now
-        return float(runs.run(retimed(base.timeline.plan, graph), graph.hardware).makespan_ns)
+        return float(runs.run(retimed(base.timeline.plan, graph, base.schedule), graph.hardware).makespan_ns)
 
     sms = hardware.limits.sms
     few, many = max(1, round(sms * LOW)), round(sms * HIGH)
@@ -178,12 +179,15 @@ def sensitivities(
     return tuple((name, makespan(low), makespan(high), now) for name, low, high in ranges)
 
 
-def retimed(plan: Plan, graph: OpGraph) -> Plan:
-    """Return a plan with times and demands of a changed graph, as lowering the same schedule again would."""
+def retimed(plan: Plan, graph: OpGraph, schedule: Schedule) -> Plan:
+    """Return the plan of a schedule with times and demands of a changed graph, as lowering it again would."""
+    lost_ns = lost_times_ns(graph, schedule)
     seen: Counter[int] = Counter()
     tasks = []
     for task in plan.tasks:
         new = graph.tasks[task.op][seen[task.op]]
+        if task.op in lost_ns:
+            new = msgspec.structs.replace(new, dur_ns=new.dur_ns + lost_ns[task.op][seen[task.op]])
         seen[task.op] += 1
         same = new.dur_ns == task.dur_ns and new.demand == task.demand
         tasks.append(task if same else msgspec.structs.replace(task, dur_ns=new.dur_ns, demand=new.demand))

@@ -204,7 +204,7 @@ def test_a_retimed_plan_is_the_changed_step_lowered_again(mode: LaunchMode) -> N
     for change in (Change(sms=66), Change(bandwidth=0.5), Change(launch_cost=2.0), Change(op_speed={3: 2.0})):
         changed = changed_graph(graph, change)
         again = lower(changed, base.schedule, mode)
-        assert retimed(base.timeline.plan, changed) == again
+        assert retimed(base.timeline.plan, changed, base.schedule) == again
 
 
 def test_contention_scales_both_rules_of_it() -> None:
