@@ -34,7 +34,7 @@ if any("convolution" in op.target for op in choice.trace.ops):
     kind = f"{mode}, {model.dtype}"
     alike = [case for case in everything if (case.mode, case.dtype) == (model.mode, model.dtype)]
 else:
-    kind = f"{mode}, other than image networks"
+    kind = f"{mode}, other kinds"
     alike = [case for case in everything if case.mode == model.mode and case.network in other_kinds]
 own = [case for case in everything if (case.mode, case.network) == (model.mode, model.network)]
 groups = [

@@ -50,7 +50,7 @@ def accuracy_figure(groups: Sequence[tuple[str, Sequence[ResultCase]]], theme: T
             )
         )
     figure.add_vline(x=0.0, line={"width": 1, "color": theme.ink})
-    figure.update_xaxes(title_text="predicted less measured time, %", zeroline=False)
+    figure.update_xaxes(title_text="error, %", zeroline=False)
     figure.update_yaxes(
         tickvals=list(range(len(groups))),
         ticktext=[f"{escape(name)}<br>{counted(len(cases), 'schedule')}" for name, cases in groups],
@@ -60,7 +60,11 @@ def accuracy_figure(groups: Sequence[tuple[str, Sequence[ResultCase]]], theme: T
     )
     figure.update_layout(
         template=theme.template,
-        title=heading("How far predictions were from measurements", "shaded: 90 % of each group lie within", theme),
+        title=heading(
+            "How far predictions were from measurements",
+            "predicted less measured time; shaded: 90 % of each group lie within",
+            theme,
+        ),
         height=AROUND + ROW * len(groups),
         hovermode="closest",
     )
