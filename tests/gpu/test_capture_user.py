@@ -661,7 +661,7 @@ def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "gpu_facts", lambda replay: gpu)
     monkeypatch.setattr(capture_module, "profile_ops", profile)
     monkeypatch.setattr(capture_module, "op_workspaces", lambda runner, *_: [0] * len(runner.trace.ops))
-    monkeypatch.setattr(capture_module, "alone", lambda *_: timing)
+    monkeypatch.setattr(capture_module, "alone", lambda *_: (timing, None))
 
 
 def test_capture_of_a_model_gives_a_whole_trace_and_leaves_the_model_alone(no_gpu_needed: None) -> None:
