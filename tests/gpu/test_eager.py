@@ -209,7 +209,7 @@ def test_capture_keeps_the_eager_pace_but_profiles_at_its_own(monkeypatch: pytes
     monkeypatch.setattr(capture_module, "gpu_facts", lambda replay: given_by_gpu)
     monkeypatch.setattr(capture_module, "profile_ops", profile)
     monkeypatch.setattr(capture_module, "op_workspaces", lambda runner, *_: [0] * len(runner.trace.ops))
-    monkeypatch.setattr(capture_module, "alone", timing)
+    monkeypatch.setattr(capture_module, "alone", lambda *_: (timing(), None))
     trace = capture(CaptureOptions(spec=spec("outputs"), mode="infer", batch=2, dtype="fp32")).trace
     assert asked == [5000 * len(trace.ops)]
     assert sum(op.host_ns for op in trace.ops) == pytest.approx(900, abs=len(trace.ops) / 2)
