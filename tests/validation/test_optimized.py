@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -165,6 +168,29 @@ def test_what_is_measured_is_kept_before_the_peers_that_take_longest(monkeypatch
     ]
     assert [set(each.deviations) for each in kept] == [set(), {"optimize", "eager"}, {"optimize", "eager"}, everyone]
     assert kept[-1].left_out == {"torch_compile_combo_kernels": "no such kernel"}
+
+
+def test_a_peer_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ignores errors inside: the time is up again a second later."""
+    step = model_step("infer")
+    monkeypatch.setattr(measuring, "FURTHER_S", 0.05)
+    monkeypatch.setattr(measuring, "require_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(measuring, "load_step", lambda *_, **__: step)
+    monkeypatch.setattr(measuring, "gpu_facts", lambda _: measured().gpu)
+    monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
+
+    def make(peer: str, step: ModelStep) -> Contender:
+        while True:
+            with contextlib.suppress(Exception):
+                threading.Event().wait(60)
+
+    monkeypatch.setattr(measuring, "make", make)
+    kept: list[Measured] = []
+    asked = Asked("net", "infer", 4, "fp32", "contiguous", (), ("eager",), 3, 0.02, 0)  # type: ignore[arg-type]
+    measuring.measure(asked, kept.append)
+    assert kept[-1].left_out == {"eager": "not ready after 0.05 s"}
+    assert kept[-1].peers == {}
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_an_error_of_the_gpu_is_one_line() -> None:

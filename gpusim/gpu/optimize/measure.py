@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -28,6 +29,8 @@ from gpusim.gpu.replay.timing import median_interval
 #: Rounds in which contenders take turns, and the length of each contender's part of a round, in ms.
 ROUNDS, ROUND_MS = 15, 30.0
 BATCHES: Final = 2
+#: Time limit for making one of the `further` peers, in s: autotuning takes some 12 s for a convolution on an H200.
+FURTHER_S: Final = 90.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,11 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         for peer in peers:
             say(f"making {peer}")
             try:
-                contenders[peer] = make(peer, step)
+                with time_limit(FURTHER_S) if peer in asked.further else nullcontext():
+                    contenders[peer] = make(peer, step)
+            except TimeIsUp:
+                left_out[peer] = f"not ready after {FURTHER_S:g} s"
+                say(f"left out {peer}: {left_out[peer]}")
             except Exception as cause:  # torch.compile raises errors of many kinds
                 left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
                 say(f"left out {peer}: {left_out[peer]}")
@@ -153,6 +160,26 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
                     deviations[name] = found
         keep(replace(measured, deviations=dict(deviations)))
     say("measured")
+
+
+class TimeIsUp(BaseException):
+    """A peer took too long to make. Not an `Exception`: autotuning ignores the errors of its choices."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` after so many seconds, in the main thread, and again each second while something ignores it."""
+
+    def stop(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
-from gpusim.gpu.replay.timing import queued_ns, time_interleaved
+from gpusim.gpu.replay.timing import host_ns_behind, queued_ns, time_interleaved
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
@@ -167,15 +167,9 @@ class CudaExecutor:
         return max(0, round(ns["call"] - ns["graph"]))
 
     def host_ns(self, call: Callable[[], object]) -> int:
-        """Median of a few calls, each into an empty queue."""
-        times = []
-        for _ in range(EAGER_CALLS):
-            torch.cuda.synchronize()
-            begin = perf_counter_ns()
-            call()
-            times.append(perf_counter_ns() - begin)
-        torch.cuda.synchronize()
-        return sorted(times)[len(times) // 2]
+        """Return the median host time of one call in a row of them, in ns; the GPU is held back meanwhile."""
+        with torch.no_grad():
+            return round(statistics.median(host_ns_behind(call) for _ in range(AROUND_ROUNDS)))
 
     def synchronize(self) -> None:
         """Wait for the GPU."""

@@ -7,6 +7,7 @@ results count, as for the optimized step.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,10 +90,12 @@ def _reduce_overhead(step: ModelStep, model: nn.Module) -> Call:
 
 
 def _max_autotune(step: ModelStep, model: nn.Module) -> Call:
-    from torch._inductor import config
+    from torch._inductor import select_algorithm
 
-    if hasattr(config, "autotune_num_choices_displayed"):
-        config.autotune_num_choices_displayed = 0  # hundreds of lines on the terminal
+    # It prints hundreds of lines: the times of all choices, and each choice that does not fit.
+    if hasattr(select_algorithm, "PRINT_AUTOTUNE"):
+        select_algorithm.PRINT_AUTOTUNE = False
+    logging.getLogger(select_algorithm.__name__).setLevel(logging.CRITICAL)
     return _in_steps(user_step(step, model, torch.compile(model, mode="max-autotune")))
 
 
