@@ -46,7 +46,7 @@ from gpusim.plan.traffic import (
 from gpusim.trace.store import read_trace
 from tests.support.helpers import Step, make_trace, memset
 
-COUNTED = Path(__file__).parents[2] / "validate" / "counters" / "googlenet-infer-b1.json.gz"
+COUNTED = Path(__file__).parents[2] / "research" / "data" / "counters" / "googlenet-infer-b1.json.gz"
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>(Params)"
 
 
