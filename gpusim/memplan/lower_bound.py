@@ -27,6 +27,7 @@ from gpusim.memplan.profile import Profile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import OpTimes
+from gpusim.rules import copies
 
 
 class LowerBound:
@@ -34,7 +35,7 @@ class LowerBound:
 
     def __init__(self, evaluator: MemoryEvaluator) -> None:
         self._storages = evaluator.storages
-        self._bandwidth = evaluator.graph.hardware.copies.d2h_bytes_per_ns
+        self._bandwidth = copies.full_bytes_per_ns(evaluator.graph.hardware.copies, to_device=False)
         self.keep_all_ns = evaluator.keep_all_ns
         self._profile = Profile(self._storages, OpTimes.of(evaluator.graph))
         self._start_ns = _starts(evaluator)

@@ -172,5 +172,5 @@ def test_step_without_its_own_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MeasurementError, match="no trace"):
         measured_gaps([schedule], {})
     write_trace(wide_trace(5), tmp_path / "t.json")
-    with pytest.raises(MeasurementError, match="another step"):
+    with pytest.raises(MeasurementError, match="is not the step"):
         measured_gaps([schedule], {schedule.trace: tmp_path / "t.json"})

@@ -206,8 +206,8 @@ def test_list_schedulers_own_makespan_is_the_engines_where_no_op_is_held_back_an
 
 def test_list_schedulers_own_makespan_is_an_estimate_where_sms_are_shared_one_by_one() -> None:
     """The bundled models have block-level SMs; the list scheduler sees one pool."""
-    graph = OpGraph.build(load_trace("googlenet-infer-b1"), load_hardware("h200"))
+    graph = OpGraph.build(load_trace("googlenet-train-b8"), load_hardware("h200"))
     made = list_schedule(graph, 4, graph.bottom_ns, 0.0)
     expected = makespan_ns(graph, made.schedule)
-    assert made.makespan_ns != pytest.approx(expected, rel=0.01)
+    assert made.makespan_ns != pytest.approx(expected, rel=1e-3)
     assert made.makespan_ns == pytest.approx(expected, rel=0.1)
