@@ -32,6 +32,6 @@ def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     assert kind_of_answer(app) == "yes"
     assert format_bytes(printed["peak"]["bytes"]) in answer(app)
     # A budget below every plan gets the command's message.
-    widget(app.number_input, "Budget, MiB (0: the GPU's memory)").set_value(100).run()
+    widget(app.number_input, "Budget, MiB").set_value(100).run()
     assert not app.exception
     assert "no plan keeps 100 MiB; the smallest budget that works" in errors(app)[0]
