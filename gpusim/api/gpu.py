@@ -193,8 +193,9 @@ def optimize(
     training step: new gradients, loss, backward, update. `example_inputs` are the arguments of a call. The step is
     captured with ATen's kernels and with Inductor's, schedules on up to `streams` streams are searched for `budget_s`
     seconds, the best few are tried, and the fastest with the results of eager execution is kept. `memory_limit` is in
-    bytes, or text such as `"8GiB"`; where no schedule keeps it, a memory plan runs. If the step cannot be captured,
-    neither keeps the limit, or there is no GPU, the given model or function is returned with a warning.
+    bytes, or text such as `"8GiB"`; where no schedule keeps it, a memory plan runs, even if slower. The model,
+    function or training step is returned unoptimized, with a warning, where there is no GPU, the step cannot be
+    captured or be run within the limit, results differ from eager's, or no schedule is faster.
 
     Raises `OptionError` for an argument out of range.
     """
