@@ -139,13 +139,13 @@ def _least_ns(link: Link, collective: Collective, gpus: int) -> float:
 
 
 def _steps(collective: Collective, gpus: int) -> int:
-    """Number of sequential steps: those of a ring; an all-to-all sends its messages at once."""
+    """Return the number of sequential steps: those of a ring; an all-to-all sends its messages at once."""
     return {"all_reduce": 2 * (gpus - 1), "all_to_all": 1}.get(collective, gpus - 1)
 
 
 @lru_cache(maxsize=256)
 def _nearest(topology: Topology, collective: Collective, gpus: int) -> Curve | None:
-    """The curve for the nearest number of GPUs; of two equally near, the larger number."""
+    """Return the curve for the nearest number of GPUs; of two equally near, the larger number."""
     curves = [curve for curve in topology.curves if curve.collective == collective]
     return min(curves, key=lambda curve: (abs(math.log(curve.gpus / gpus)), -curve.gpus), default=None)
 

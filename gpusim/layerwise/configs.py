@@ -177,7 +177,7 @@ def needed(layer: Layer, number: int, low: Ints, high: Ints) -> tuple[Ints, Ints
 
 
 def volume(low: Ints, high: Ints) -> Ints:
-    """Number of elements of each box."""
+    """Return the number of elements of each box."""
     sizes: Ints = np.maximum(high - low, 0).prod(axis=-1)
     return sizes
 

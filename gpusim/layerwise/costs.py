@@ -70,7 +70,7 @@ class Problem:
         return self.graph.training
 
     def share(self, index: int, config: Config) -> Share:
-        """The busiest GPU's share of a layer."""
+        """Return the busiest GPU's share of a layer."""
         key = (self.first_alike[index], config)
         if key not in self._shares:
             self._shares[key] = busiest_share(self.graph.layers[index], config)

@@ -52,7 +52,7 @@ def ddp_step_ns(problem: Problem, alone: Problem, alone_ns: float) -> float:
 
 
 def parameters_of(layer: Layer) -> int:
-    """Number of parameter tensors of a layer, by its operations."""
+    """Return the number of parameter tensors of a layer, by its operations."""
     count = 0
     for op in layer.ops:
         count += int(op.kind in ("convolution", "linear")) + int(bool(op.options.get("bias")))

@@ -269,7 +269,7 @@ def _result(problem: Problem, name: str, choice: Choice, makespan: Makespan) -> 
 
 
 def layer_rows(problem: Problem, choice: Choice) -> tuple[LayerRow, ...]:
-    """A plan layer by layer, with its costs."""
+    """Return a plan layer by layer, with its costs."""
     edges = tables(problem, [(config,) for config in choice]).edges
     rows = []
     for index, (layer, config) in enumerate(zip(problem.graph.layers, choice, strict=True)):

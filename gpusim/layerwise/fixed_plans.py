@@ -39,6 +39,6 @@ FIXED_PLANS: Final[dict[str, Callable[[LayerGraph, int], Choice]]] = {
 
 
 def _most(layer: Layer, gpus: int, dim: str) -> Config:
-    """The configuration with the most parts in one dimension and one part in all others."""
+    """Return the configuration with the most parts in one dimension and one part in all others."""
     options = [c for c in layer_configs(layer, gpus) if c.replicated or getattr(c, dim) == c.parts]
     return max(options, key=lambda config: config.parts)

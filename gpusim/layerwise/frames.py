@@ -42,7 +42,7 @@ class Frame:
 
 
 def image(shape: Sequence[int]) -> Frame:
-    """Samples, channels, height, width."""
+    """Return samples, channels, height, width."""
     return Frame(tuple(((letter, size),) for letter, size in zip("nchw", shape, strict=True)))
 
 

@@ -159,7 +159,7 @@ class LayerGraph:
         return replace(self, layers=tuple(_scaled(layer, gpus) for layer in self.layers))
 
     def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The (layer, number of its input) pairs that use each layer's output."""
+        """Return the (layer, number of its input) pairs that use each layer's output."""
         users: list[list[tuple[int, int]]] = [[] for _ in self.layers]
         for index, layer in enumerate(self.layers):
             for number, edge in enumerate(layer.inputs):

@@ -218,7 +218,7 @@ def _along(
 
 
 def _devices(gpus: int, gpus_per_node: int) -> tuple[Ints, Ints]:
-    """The GPUs evaluated, each with the GPUs of its node, itself first; not needed on one node."""
+    """Return the GPUs evaluated, each with the GPUs of its node, itself first; not needed on one node."""
     devices = sampled(gpus, gpus_per_node)
     in_node = np.arange(gpus_per_node if gpus > gpus_per_node else 1)[:, None]
     return devices, devices // gpus_per_node * gpus_per_node + (devices + in_node) % gpus_per_node

@@ -19,7 +19,7 @@ from gpusim.trace.dependencies import dependencies
 
 
 def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
-    """The plan itself, once its numbers are known to make sense for this trace; `check_program` does the rest.
+    """Return the plan itself, once its numbers are known to make sense for this trace; `check_program` does the rest.
 
     Raises `PlanError` for an op or a storage that there is not, and for an order that has not every op once or goes
     against the dependencies.

@@ -71,7 +71,7 @@ def with_measured_variants(
 
 
 def with_variants_of(runner: Runner, say: Callable[[str], None]) -> Trace:
-    """A runner's trace as `with_measured_variants` makes it, measured in this process on the runner's own tensors.
+    """Return a runner's trace as `with_measured_variants` does, measured in this process on the runner's own tensors.
 
     The runner has run the step in order and holds all its tensors, which change. What cuDNN's autotuner chooses stays
     in the thread of autotuned calls, as it does in `call_variant`.
@@ -86,7 +86,7 @@ def with_variants_of(runner: Runner, say: Callable[[str], None]) -> Trace:
 
 
 def _measured_by(trace: Trace, measure: Callable[[bool], Measured], say: Callable[[str], None]) -> Trace:
-    """The trace with what `measure` measures of the calls that cuDNN's autotuner chooses for, and of all others."""
+    """Return the trace with what `measure` gives for calls that cuDNN's autotuner chooses for, and for all others."""
     measured: Measured = {}
     for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
         if any(call.name for call in _all_calls(trace, autotuned)):

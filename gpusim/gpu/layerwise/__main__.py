@@ -75,7 +75,7 @@ def join() -> torch.device:
 
 
 def _number(name: str, default: int | None = None) -> int:
-    """A number that torchrun sets in the environment."""
+    """Return a number that torchrun sets in the environment."""
     text = os.environ.get(name)
     if text is None and default is not None:
         return default

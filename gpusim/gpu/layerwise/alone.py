@@ -56,7 +56,7 @@ def time_rank(rank: Rank, data: Data) -> int:
 def time_shares(
     rank: Rank, data: Data, known: dict[str, PassTimes], report: Callable[[str], None] = lambda text: None
 ) -> dict[str, PassTimes]:
-    """Times of a rank's shares by `share_key`, except those in `known`, each share by itself."""
+    """Return the times of a rank's shares by `share_key`, except those in `known`, each share by itself."""
     times_of: dict[str, PassTimes] = {}
     flush = torch.empty(FLUSH_BYTES if rank.device.type == "cuda" else 1024, dtype=torch.int8, device=rank.device)
     for index, state in enumerate(rank.states):
@@ -71,7 +71,7 @@ def time_shares(
 
 
 def share_of_state(rank: Rank, index: int) -> Share:
-    """The share of a layer on a rank as its buffers hold it: without the padding that the operation adds."""
+    """Return the share of a layer on a rank as its buffers hold it: without the padding that the operation adds."""
     state = rank.states[index]
     n, c, h, w = (int(high - low) for low, high in zip(state.low, state.high, strict=True))
     elements = 0

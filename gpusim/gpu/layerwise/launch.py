@@ -85,7 +85,7 @@ def _ended(state: int | None) -> str:
 
 
 def _last_words(folder: Path, rank: int) -> str:
-    """The last line that a rank wrote to standard error."""
+    """Return the last line that a rank wrote to standard error."""
     lines = (folder / f"{rank}.err").read_text(errors="replace").strip().splitlines()
     return shortened(lines[-1].strip(), _WORDS) if lines else "without a word"
 

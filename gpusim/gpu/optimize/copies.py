@@ -23,7 +23,7 @@ class Copies:
 
 
 def fresh(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of tensors in memory of their own, laid out alike; call it where no gradients are recorded."""
+    """Copy tensors to memory of their own, laid out alike; call it where no gradients are recorded."""
     if len(tensors) == 1:
         return [tensors[0].clone()]
     made = [torch.empty_like(tensor) for tensor in tensors]

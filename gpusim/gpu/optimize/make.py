@@ -237,7 +237,7 @@ class StepMaker:
         return tried
 
     def _with_variants(self, front: Captured, trace: Trace) -> Trace:
-        """The trace with other kernels of its calls, or as it is where they cannot be measured."""
+        """Return the trace with other kernels of its calls, or as it is where they cannot be measured."""
         try:
             return self.executor.with_variants(front, trace, self.say)
         except CANNOT_RUN as cause:

@@ -77,7 +77,7 @@ class Variant:
         return self._lying(leaf).detach() if place in self._kept else next(copied)
 
     def _lying(self, leaf: Computed) -> torch.Tensor:
-        """A result where the step leaves it."""
+        """Return a result where the step leaves it."""
         tensor = self.ready.tensors[leaf.tensor]
         assert tensor is not None
         return tensor

@@ -94,7 +94,7 @@ class ProgramRecorder:
 
 
 def state_on_gpu(trace: Trace, device: torch.device, seed: int) -> tuple[InitialState, int]:
-    """The step's initial state, its copy on the host, and the bytes that it has allocated on the GPU."""
+    """Return the step's initial state, its copy on the host, and the bytes that it has allocated on the GPU."""
     before = torch.cuda.memory_allocated()
     initial = make_initial(trace, device, seed)
     pristine = {index: tensor.cpu() for index, tensor in initial.pristine.items()}
@@ -189,7 +189,7 @@ def replay_memory(
 def with_buffers(
     recorder: ProgramRecorder, evaluator: MemoryEvaluator, outcome: Outcome, say: Callable[[str], None]
 ) -> Outcome:
-    """The outcome itself, or where the host gives less pinned memory that of as much of its plan as has room."""
+    """Return the outcome itself, or where the host gives less pinned memory that of as much of its plan as has room."""
     had_bytes = recorder.programs.prepare(outcome.program)
     while had_bytes is not None:
         plan, kept = within_pinned(evaluator.storages, outcome.plan, had_bytes)

@@ -141,7 +141,7 @@ def _init_of(tensor: Tensor) -> TensorInit:
 def losses_of(
     trace: Trace, run: Callable[[], None], tensors: Sequence[torch.Tensor | None], steps: int
 ) -> tuple[tuple[float, ...], int]:
-    """The loss after each of some steps, and the median time of a step in ns. `tensors` are where results lie."""
+    """Return the loss after each step, and the median time of a step in ns. `tensors` are where results lie."""
     losses: list[float] = []
     times_ns: list[int] = []
     (loss,) = [index for index, tensor in enumerate(trace.tensors) if tensor.role == "output" and not tensor.shape]
