@@ -61,23 +61,28 @@ class Rates:
                     tensor.fill_(float(group["lr"]))
         self._last = numbers
 
-    def _numbers(self) -> list[Any]:
+    def _numbers(self) -> list[float]:
+        """Return the user's current rates of the tensors; a rate in a tensor may have been changed in place."""
         return [
-            group.get("lr") if not isinstance(group.get("lr"), torch.Tensor) else None
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
+            float(group["lr"])
+            for tensors, optimizer in zip(self.tensors, self.optimizers, strict=True)
+            for tensor, group in zip(tensors, optimizer.param_groups, strict=True)
+            if tensor is not None
         ]
 
     def other_options(self) -> tuple[Any, ...]:
-        """Return the options that a captured step holds as numbers, and rates that are not tensors; hashable."""
+        """Return the options that a captured step holds: numbers, and where rates on the GPU lie; hashable."""
         options: list[Any] = []
         for tensors, optimizer in zip(self.tensors, self.optimizers, strict=True):
             for number, group in enumerate(optimizer.param_groups):
                 tensor = tensors[number] if number < len(tensors) else None
                 for key in optimizer.defaults:  # schedulers keep their own numbers next to these
                     value = group.get(key)
-                    rate = key == "lr" and (tensor is not None or isinstance(value, torch.Tensor))
-                    if key not in _LAUNCHING and not rate:
+                    if key in _LAUNCHING or (key == "lr" and tensor is not None):
+                        continue
+                    if key == "lr" and isinstance(value, torch.Tensor):
+                        options.append(value.item() if value.device.type == "cpu" else value.data_ptr())
+                    else:
                         options.append(value if isinstance(value, _HASHABLE) else repr(value)[:200])
                 options.append(len(group["params"]))
         return tuple(options)

@@ -99,6 +99,21 @@ def test_a_checkpoint_goes_on_eagerly_elsewhere() -> None:
     same_states(model.state_dict(), twins.other.state_dict())
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_a_rate_in_a_tensor_may_be_changed_in_place_or_replaced(kind: Any) -> None:
+    """Optimizers with fused kernels read it anew; the others hold it as a number, and are captured again."""
+    twins = Twins(lambda parameters: kind(parameters, lr=torch.tensor(0.01)))
+    twins.train(batches(2))
+    for optimizer in (twins.optimizer, twins.other_optimizer):
+        optimizer.param_groups[0]["lr"].fill_(0.1)
+    twins.train(batches(2))
+    for optimizer in (twins.optimizer, twins.other_optimizer):
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
+    twins.train(batches(2))
+    twins.check()
+    assert isinstance(twins.fast, OptimizedStep)
+
+
 def test_the_rate_changes_every_step_without_a_new_capture() -> None:
     twins = Twins(adam)
     schedules = [
