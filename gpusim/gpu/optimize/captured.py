@@ -48,7 +48,7 @@ class Captured:
     """Parameters to whose gradient the step adds, with the memory of that gradient."""
     options: CaptureOptions
     pristine: dict[int, torch.Tensor]
-    """Initial contents of the tensors of `live`."""
+    """Initial contents of the tensors of `live`, until `drop_copies`."""
     graph: JointGraph | None
     """Recorded calls, for another front end; they hold copies of the user's tensors."""
     style: str = DEFAULT_STYLE
@@ -65,6 +65,11 @@ class Captured:
     def label(self) -> str:
         """Origin of the kernels in a few words."""
         return "ATen's kernels" if self.frontend == "aten" else f"Inductor's kernels ({self.style})"
+
+    def drop_copies(self) -> None:
+        """Drop the copies of the user's tensors, once nothing runs on trial any more."""
+        self.graph = None
+        self.pristine.clear()
 
     @cached_property
     def functions(self) -> list[Callable[..., Any]] | None:

@@ -126,7 +126,8 @@ class StepMaker:
             except CANNOT_RUN as cause:
                 self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
             else:
-                captured.graph = None
+                for each in (captured, of_kernels):
+                    each.drop_copies()
                 return self._gained(
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
                 )
@@ -138,8 +139,10 @@ class StepMaker:
             tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
             ranked = in_turns([each.ranked for each in tried], self.executor)
             verified = self._verified(step, captured, rates, ranked, kept)
+        for each in (captured, *fronts):
+            each.drop_copies()
         chosen = verified.candidate
-        (front,) = (each for each in tried if each.captured is chosen.captured)
+        (front,) = (found for found in tried if found.captured is chosen.captured)
         measured = {
             "eager_ns": eager_ns,
             "sequential_ns": front.sequential.time_ns,

@@ -6,6 +6,7 @@ On the CPU, in the launch order of the chosen schedule; results lie in fixed mem
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from typing import Any
@@ -410,6 +411,18 @@ def test_versions_of_changed_parameters_move() -> None:
     step(x, y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_no_copy_of_the_parameters_is_kept() -> None:
+    """Trials are undone by a copy of all state, which would double a model's memory for good."""
+    width = 251
+    model = nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, 1, bias=False)).eval()
+    step = fast(model, torch.randn(2, width))
+    assert isinstance(step, OptimizedStep)
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    weights = {each.data_ptr() for each in tensors if each.shape == (width, width)}
+    assert weights == {model[0].weight.data_ptr()}
 
 
 # --- What a call is predicted to take ---
