@@ -31,7 +31,7 @@ from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
 from gpusim.plan.schedule import Schedule
-from gpusim.units import format_ns
+from gpusim.units import format_bytes, format_ns
 
 Say = Callable[[str], None]
 
@@ -121,6 +121,9 @@ class StepMaker:
             try:
                 with put_back(step), restored(captured):
                     ready = self.executor.prepare(of_kernels, trace, schedule)
+                limit_bytes = self.wanted.memory_limit_bytes
+                if limit_bytes is not None and ready.peak_bytes > limit_bytes:
+                    raise ReplayError(f"it takes {format_bytes(ready.peak_bytes)} now")
                 before = Candidate(of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns)
                 verified = self._verified(step, captured, rates, [before], kept)
             except CANNOT_RUN as cause:

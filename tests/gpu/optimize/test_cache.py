@@ -83,6 +83,27 @@ def test_what_was_made_for_something_else_is_not_used(tmp_path: Path, options: d
     assert Counted.measurements + OtherGpu.measurements == 2
 
 
+def test_a_schedule_found_before_must_keep_the_limit_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries may take other workspaces at the second start."""
+    model = net().eval()
+    limit = fast(model, X).gain.peak_bytes
+    fast(model, X, memory_limit_bytes=limit)
+    tried: list[Ready] = []
+
+    class Larger(CpuExecutor):
+        def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+            ready = super().prepare(captured, trace, schedule)
+            if not tried:
+                monkeypatch.setattr(ready, "peak_bytes", limit + 1)
+            tried.append(ready)
+            return ready
+
+    step = fast(model, X, memory_limit_bytes=limit, executor=Larger())
+    assert len(tried) > 1
+    assert step.gain.decided_by != "what was found before"
+    assert step.gain.peak_bytes <= limit
+
+
 def test_other_shapes_and_training_have_entries_of_their_own(tmp_path: Path) -> None:
     model = net()
     fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
