@@ -9,6 +9,7 @@ no blind test.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -17,12 +18,12 @@ import msgspec
 from gpusim.formats.hardware import Uncertainty, read_hardware
 from gpusim.formats.results import read_results
 from gpusim.io.files import write_document
+from gpusim.validation.statistics import quantile
 
 
-def quantile_90(errors: list[float]) -> float:
+def rounded_quantile_90(errors: list[float]) -> float:
     """Return the smallest error that at least 90 % of the errors do not exceed, rounded up to 0.1 %."""
-    ordered = sorted(errors)
-    return -(-ordered[-(-9 * len(ordered) // 10) - 1] * 1000 // 1) / 1000
+    return math.ceil(quantile(sorted(errors), 0.9) * 1000) / 1000
 
 
 def main(model_file: str, *results_files: str) -> None:
@@ -33,8 +34,8 @@ def main(model_file: str, *results_files: str) -> None:
     sequential = {case.trace: abs(case.sequential_prediction_error) for case in cases}
     model = read_hardware(Path(model_file))
     uncertainty = Uncertainty(
-        sequential_frac=quantile_90(list(sequential.values())),
-        schedule_frac=quantile_90(concurrent),
+        sequential_frac=rounded_quantile_90(list(sequential.values())),
+        schedule_frac=rounded_quantile_90(concurrent),
         cache_frac=model.uncertainty.cache_frac,
         products_frac=model.uncertainty.products_frac,
         variants_frac=model.uncertainty.variants_frac,
