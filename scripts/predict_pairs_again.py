@@ -17,11 +17,11 @@ from gpusim.formats.pairs import PairCase
 from gpusim.formats.trace import Trace
 from gpusim.gpu.calibrate.pairs import predict
 from gpusim.plan.kernels import kernel_tasks
+from gpusim.quantiles import quantile
 from gpusim.trace.store import read_trace
 from gpusim.validation.again import trace_files
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.pair_results import SUFFIX, pair_errors, read_pairs
-from gpusim.validation.statistics import quantile
 
 
 def again(cases: list[PairCase], trace: Trace) -> list[PairCase]:

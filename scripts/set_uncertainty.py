@@ -18,7 +18,7 @@ import msgspec
 from gpusim.formats.hardware import Uncertainty, read_hardware
 from gpusim.formats.results import read_results
 from gpusim.io.files import write_document
-from gpusim.validation.statistics import quantile
+from gpusim.quantiles import quantile
 
 
 def rounded_quantile_90(errors: list[float]) -> float:

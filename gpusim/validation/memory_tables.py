@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gpusim.formats.results import ResultCase
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
+from gpusim.quantiles import quantile
 from gpusim.units import MIB, counted
-from gpusim.validation.statistics import quantile
 
 
 def memory_cases(cases: Sequence[ResultCase]) -> list[ResultCase]:

@@ -11,7 +11,7 @@ from gpusim.errors import MeasurementError
 from gpusim.formats.pairs import PairCase
 from gpusim.formats.results import Results, results_name
 from gpusim.io.files import Document, read_document, write_bytes, write_document
-from gpusim.validation.statistics import quantile
+from gpusim.quantiles import quantile
 
 SCHEMA: Final = "gpusim-pairs/1"
 SUFFIX: Final = ".pairs.json"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpusim.formats.results import ResultCase
+from gpusim.quantiles import quantile
 
 #: Relative difference of measured times below which two schedules count as equal.
 NOISE_FRAC = 0.01
@@ -59,11 +60,6 @@ def by_step(cases: Iterable[ResultCase]) -> dict[str, list[ResultCase]]:
     for case in cases:
         cases_of.setdefault(case.trace, []).append(case)
     return cases_of
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest of the ordered values that at least `share` of them do not exceed."""
-    return ordered[min(len(ordered) - 1, -(-round(share * 1000) * len(ordered) // 1000) - 1)]
 
 
 def kendall_tau(cases: Sequence[ResultCase]) -> float | None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from gpusim.formats.results import ResultCase, Results, results_name
 from gpusim.io.files import write_bytes, write_document
+from gpusim.quantiles import quantile
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console
 from gpusim.units import counted, format_ns
 from gpusim.validation.memory_tables import memory_lines
-from gpusim.validation.statistics import fidelity_table, quantile
+from gpusim.validation.statistics import fidelity_table
 
 
 def write_results(results: Results, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpusim.formats.hardware import Uncertainty
 from gpusim.formats.results import ResultCase
+from gpusim.quantiles import quantile
 from gpusim.validation.statistics import (
     MIN_SCHEDULES,
     NOISE_FRAC,
@@ -16,7 +17,6 @@ from gpusim.validation.statistics import (
     fidelity,
     fidelity_table,
     kendall_tau,
-    quantile,
     regret,
 )
 from gpusim.validation.tables import results_markdown, summary_lines

@@ -26,6 +26,7 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan
 from gpusim.policies.random_schedules import random_schedule
 from gpusim.policies.registry import POLICIES
+from gpusim.quantiles import quantile
 
 CALIBRATION_NET = f"{Path(calibration_net.__file__)}:{calibration_net.branching.__name__}"
 #: Calibration steps: three of a network made for this, and four of real networks, which run more short kernels and
@@ -95,7 +96,7 @@ class Fit:
 
     @property
     def p90(self) -> float:
-        return sorted(self.residuals)[round(0.9 * (len(self.residuals) - 1))]
+        return quantile(sorted(self.residuals), 0.9)
 
 
 @dataclass(frozen=True)

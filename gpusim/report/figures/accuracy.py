@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from gpusim.formats.results import ResultCase
+from gpusim.quantiles import quantile
 from gpusim.report.figures.theme import LIGHT, Theme, escape, heading
 from gpusim.units import counted
 
@@ -22,7 +23,7 @@ def accuracy_figure(groups: Sequence[tuple[str, Sequence[ResultCase]]], theme: T
     for place, (name, cases) in enumerate(groups):
         errors = sorted(abs(100.0 * case.error) for case in cases)
         if errors:
-            within = errors[min(len(errors) - 1, -(-9 * len(errors) // 10) - 1)]
+            within = quantile(errors, 0.9)
             figure.add_shape(
                 type="rect",
                 x0=-within,
