@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpusim.formats.results import ResultCase, first_of_each_step, read_results
+from gpusim.formats.results import ResultCase, first_of_each_step, newest_results, read_results
 from gpusim.io.files import write_bytes
 from gpusim.report.pages import with_section
 from gpusim.search.budget import SEARCH
@@ -37,22 +37,15 @@ HEAD = [
 ]
 
 
-def newest(recipe: str) -> Path:
-    """Return the newest results file of a recipe. Exits where there is none."""
-    paths = sorted(RESULTS.glob(f"{recipe}_h200_[0-9]*[0-9].json"))
-    if not paths:
-        raise SystemExit(f"{RESULTS}: no results of the recipe '{recipe}'")
-    return paths[-1]
-
-
 def left_out(*recipes: str) -> list[ResultCase]:
     """Return the cases of some recipes, without networks that a constant was fitted on."""
-    return [case for recipe in recipes for case in read_results(newest(recipe)).cases if not case.fitted]
+    runs = [read_results(newest_results(RESULTS, recipe)) for recipe in recipes]
+    return [case for run in runs for case in run.cases if not case.fitted]
 
 
 def search_cases() -> list[ResultCase]:
     """Return all cases of the search recipes, from the newest run of each step."""
-    runs = first_of_each_step([read_results(newest(recipe)) for recipe in SEARCHES])
+    runs = first_of_each_step([read_results(newest_results(RESULTS, recipe)) for recipe in SEARCHES])
     return [case for run in runs for case in run.cases]
 
 
@@ -87,7 +80,7 @@ def fair() -> list[str]:
     searched_gains: dict[str, list[float]] = {"captured": [], "chosen": []}
     times: dict[str, list[float]] = {"captured": [], "chosen": []}
     alone: dict[str, list[float]] = {"captured": [], "chosen": []}
-    for cases in by_step(read_results(newest("fair")).cases).values():
+    for cases in by_step(read_results(newest_results(RESULTS, "fair")).cases).values():
         for kernels, gains in searched_gains.items():
             of_kernels = {case.policy: case.measured_ns for case in cases if case.kernels == kernels}
             one_stream_ns = of_kernels.pop(FASTEST_KERNELS, cases[0].sequential_ns)
@@ -187,7 +180,7 @@ def kinds() -> list[str]:
 def sources() -> list[str]:
     """List the results files behind the tables."""
     recipes = [*(recipe for names in IMAGES.values() for recipe in names), *SEARCHES, "kinds"]
-    names = (newest(recipe).stem for recipe in recipes)
+    names = (newest_results(RESULTS, recipe).stem for recipe in recipes)
     return ["Sources:", "", *(f"- [{name}](../validate/results/{name}.json)." for name in names)]
 
 

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from gpusim.engine.base import Timeline
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import load_hardware
-from gpusim.formats.results import ResultCase, Results, first_of_each_step, read_results
+from gpusim.formats.results import ResultCase, Results, first_of_each_step, newest_results, read_results
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -35,6 +35,8 @@ from gpusim.validation.recipe import WITHOUT_VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMELINE_TRACE = "googlenet-train-b8"
+#: Recipes that compare the searched schedule with all policies.
+SEARCHES = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
 
 #: Okabe and Ito's palette, distinguishable with any colour vision and in grey.
 BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -258,12 +260,6 @@ def measured_case(files: Sequence[Results], explored: Explored) -> ResultCase | 
     return None
 
 
-def newest_results(folder: Path) -> list[Path]:
-    """Return the newest results file of each recipe that compares the searched schedule with all policies."""
-    recipes = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
-    return [max(paths) for recipe in recipes if (paths := sorted(folder.glob(f"{recipe}_h200_*[0-9].json")))]
-
-
 def save(path: Path, draw: Callable[[], plt.Figure]) -> None:
     """Draw and write one figure."""
     with plt.rc_context(STYLE):
@@ -280,7 +276,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, nargs="+", help="results files [default: the newest]")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images", help="folder of the figures")
     options = parser.parse_args()
-    paths = options.results or newest_results(ROOT / "validate" / "results")
+    paths = options.results or [newest_results(ROOT / "validate" / "results", recipe) for recipe in SEARCHES]
     if not paths:
         raise SystemExit("no results files: give some with --results")
     files = first_of_each_step([read_results(path) for path in paths])

@@ -6,11 +6,10 @@ With --check nothing is written, and the exit status is 1 where README.md is out
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpusim.formats.results import ResultCase, Results, first_of_each_step, read_results
+from gpusim.formats.results import ResultCase, Results, first_of_each_step, newest_results, read_results
 from gpusim.io.files import write_bytes
 from gpusim.policies.registry import POLICIES
 from gpusim.report.pages import with_section
@@ -19,22 +18,9 @@ from gpusim.validation.recipe import FASTEST_KERNELS
 from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed
 
 ROOT = Path(__file__).resolve().parent.parent
-GPU = "h200"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-RESULTS_NAME = re.compile(r"^(?P<recipe>\w+)_(?P<gpu>[\w-]+)_(?P<date>\d{8})\.json$")
-
-
 #: Recipes whose newest results the table shows; the first one wins for a step in two.
 SHOWN = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
-
-
-def newest(folder: Path, recipe: str) -> Path:
-    """Return the newest results file of a recipe. Exits where there is none."""
-    dated = [(match["date"], path) for path in folder.glob("*.json") if (match := RESULTS_NAME.match(path.name))]
-    mine = [(date, path) for date, path in dated if path.name.startswith(f"{recipe}_{GPU}_")]
-    if not mine:
-        raise SystemExit(f"{folder}: no results of the recipe '{recipe}' ({recipe}_<gpu>_<yyyymmdd>.json)")
-    return max(mine)[1]
 
 
 def recommended(cases: Iterable[ResultCase]) -> list[ResultCase]:
@@ -122,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
     options = parser.parse_args(arguments)
-    paths = [newest(ROOT / "validate" / "results", recipe) for recipe in SHOWN]
+    paths = [newest_results(ROOT / "validate" / "results", recipe) for recipe in SHOWN]
     readme = ROOT / "README.md"
     old = readme.read_text(encoding="utf-8")
     runs = first_of_each_step([read_results(path) for path in paths])

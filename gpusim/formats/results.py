@@ -169,3 +169,16 @@ def results_name(results: Results) -> str:
     """Return `<recipe>_<gpu>_<yyyymmdd>`, the GPU as one short word."""
     gpu = results.gpu.replace("NVIDIA", "").strip().replace(" ", "-").lower()
     return f"{results.recipe}_{gpu}_{results.date.replace('-', '')}"
+
+
+def newest_results(folder: Path, recipe: str, gpu: str = "h200") -> Path:
+    """Return the newest results file of a recipe on a GPU, named as by `results_name`.
+
+    Raises `MeasurementError` where there is none.
+    """
+    name = f"{recipe}_{gpu}_"
+    paths = folder.glob(f"{name}{8 * '[0-9]'}.json")
+    newest = max(paths, key=lambda path: path.name, default=None)
+    if newest is None:
+        raise MeasurementError(str(folder), f"has no results of the recipe '{recipe}' ({name}<yyyymmdd>.json)")
+    return newest

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpusim.errors import MeasurementError
-from gpusim.formats.results import read_results, results_name
+from gpusim.formats.results import newest_results, read_results, results_name
 from gpusim.validation.tables import case_table, results_markdown, summary_lines
 
 
@@ -82,3 +82,14 @@ def test_broken_results_file_is_one_line(text: str, tmp_path: Path) -> None:
         read_results(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_the_newest_results_are_those_of_the_latest_date_and_of_this_recipe_alone(tmp_path: Path) -> None:
+    """Names of recipes begin alike, and a file of schedules lies beside each."""
+    names = ("a_h200_20251231", "a_h200_20260101", "a_b_h200_20270101", "a_a100_20270101", "a_h200_20260102.pairs")
+    for name in names:
+        (tmp_path / f"{name}.json").touch()
+    assert newest_results(tmp_path, "a").name == "a_h200_20260101.json"
+    assert newest_results(tmp_path, "a", "a100").name == "a_a100_20270101.json"
+    with pytest.raises(MeasurementError, match="no results of the recipe 'b'"):
+        newest_results(tmp_path, "b")
