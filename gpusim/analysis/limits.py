@@ -4,9 +4,10 @@ This answers the question of Pourghassemi et al., "On the Limits of Parallelizin
 captured step. The dependencies determine the parallelism: in the ASAP schedule, every op starts when its last
 predecessor ends, on a GPU without limits. Losses follow from a chain of what-if simulations: the first has no limits,
 each next one switches one more limit on, and the last is the best list schedule under all limits. The loss of a limit
-is the time that it adds, so losses add up exactly. A loss depends on the order in which limits are switched on, so the
-order of `LIMITS` is part of the definition. A negative loss is a scheduling anomaly (Graham, "Bounds on multiprocessing
-timing anomalies", 1969): the schedule found under the stricter rules was better.
+is the time that it adds, so losses add up exactly. The loss of DRAM bandwidth includes that of L2 cache misses. A loss
+depends on the order in which limits are switched on, so the order of `LIMITS` is part of the definition. A negative
+loss is a scheduling anomaly (Graham, "Bounds on multiprocessing timing anomalies", 1969): the schedule found under the
+stricter rules was better.
 """
 
 from __future__ import annotations

@@ -71,9 +71,17 @@ def without_contention(hardware: HardwareModel) -> HardwareModel:
 
 
 def without_bandwidth_limit(hardware: HardwareModel) -> HardwareModel:
-    """Return the same GPU with unlimited DRAM bandwidth."""
+    """Return the same GPU with unlimited DRAM bandwidth, and without losses to L2 cache misses."""
     memory = msgspec.structs.replace(hardware.memory, dram_bytes_per_ns=_NO_BANDWIDTH_LIMIT_BYTES_PER_NS)
-    return msgspec.structs.replace(hardware, memory=memory)
+    return without_cache_misses(msgspec.structs.replace(hardware, memory=memory))
+
+
+def without_cache_misses(hardware: HardwareModel) -> HardwareModel:
+    """Return the same GPU without losses to L2 cache misses (`gpusim.plan.cache_misses`).
+
+    A what-if with each op on its own stream needs this: no memory is reused there, and nearly all accesses would miss.
+    """
+    return msgspec.structs.replace(hardware, memory=msgspec.structs.replace(hardware.memory, l2_bytes_per_ns=0.0))
 
 
 def _without_costs(hardware: HardwareModel, limit: str) -> HardwareModel:

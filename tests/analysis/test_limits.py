@@ -28,12 +28,15 @@ from gpusim.analysis.relaxed import (
 )
 from gpusim.cli import main
 from gpusim.engine.base import engine_by_name
+from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import OptionError
-from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.formats.trace import Trace
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.registry import POLICIES
 from gpusim.report.limits_table import CSV_FIELDS, limits_csv, limits_document
 from gpusim.trace.dependencies import dependencies
-from gpusim.trace.store import write_trace
+from gpusim.trace.store import load_trace, write_trace
 from tests.support.helpers import (
     HALF,
     Step,
@@ -378,3 +381,22 @@ def test_stream_count_out_of_range_is_one_line(
     err = capsys.readouterr().err
     assert err.startswith("gpusim: --streams 0: ")
     assert err.count("\n") == 1
+
+
+# --- L2 cache misses ---
+
+
+def test_ops_on_streams_of_their_own_lose_no_time_to_cache_misses() -> None:
+    """What-ifs without a stream limit reuse no memory: with misses, the span would exceed the sum of all kernels."""
+    hardware = load_hardware("h200")
+    trace = load_trace("googlenet-infer-b1")
+    unmeasured = msgspec.structs.replace(hardware, memory=msgspec.structs.replace(hardware.memory, l2_bytes_per_ns=0.0))
+    found, without = (limits(OpGraph.build(trace, each)).scopes[-1] for each in (hardware, unmeasured))
+    assert found.parallelism == without.parallelism
+    before_dram = LIMITS.index(DRAM)
+    assert found.losses[:before_dram] == without.losses[:before_dram]
+    assert found.losses[before_dram].loss_ns > without.losses[before_dram].loss_ns
+    schedule_ns = Evaluator(OpGraph.build(trace, hardware)).makespan_ns(
+        POLICIES["critical_path"](OpGraph.build(trace, hardware), found.streams)
+    )
+    assert found.best_ns <= schedule_ns, "the list schedule of that policy is one of those tried"
