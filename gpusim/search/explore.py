@@ -253,9 +253,13 @@ def explore(
         evaluations=searched.evaluations,
         interrupted=searched.interrupted,
         seed=seed,
-        variants=None if searched.variants is None else tried_variants(graph, searched.plain, searched.variants),
+        variants=None if searched.variants is None else tried_variants(evaluator, searched.plain, searched.variants),
         partitions=tuple(
-            PartitionsTried(each.schedules[0].partitions, each.makespans_ns[0], searched.plain.makespans_ns[0])
+            PartitionsTried(
+                each.schedules[0].partitions,
+                evaluator.makespan_ns(each.schedules[0]),
+                evaluator.makespan_ns(searched.plain.schedules[0]),
+            )
             for each in searched.partitions
             if each.schedules
         ),

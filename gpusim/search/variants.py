@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpusim.engine.batch import BatchEngine
+from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import OptionError, PlanError
 from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
@@ -135,19 +135,17 @@ def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:
                 yield policy(graph, count)
 
 
-def tried_variants(graph: OpGraph, plain: Refined, varied: Refined) -> VariantsTried:
-    """Compare the search with variants with the equally long one without."""
+def tried_variants(evaluator: Evaluator, plain: Refined, varied: Refined) -> VariantsTried:
+    """Compare the search with variants with the equally long one without, by the times that rows have."""
+    graph = evaluator.graph
     best, captured = varied.schedules[0], plain.schedules[0]
-    fastest = BatchEngine(graph).evaluate(
-        [captured.order], [captured.streams], [ranked_variants(graph, 0.0)], threads=1
-    )
     changed = [op for op, number in enumerate(best.variants) if number]
     return VariantsTried(
         ops=sum(bool(others) for others in graph.variants),
         used=len(changed),
-        without_ns=plain.makespans_ns[0],
-        with_ns=varied.makespans_ns[0],
-        fastest_ns=int(fastest.makespan_ns[0]),
+        without_ns=evaluator.makespan_ns(captured),
+        with_ns=evaluator.makespan_ns(best),
+        fastest_ns=evaluator.makespan_ns(dataclasses.replace(captured, variants=ranked_variants(graph, 0.0))),
         slower=sum(is_slower(graph, op, best.variants[op]) for op in changed),
     )
 

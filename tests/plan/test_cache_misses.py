@@ -15,6 +15,10 @@ from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.rules.l2_cache import lost_ns
+from gpusim.search.budget import PARTITIONS
+from gpusim.search.explore import explore
+from gpusim.search.neighbourhood import Refined
+from gpusim.search.variants import tried_variants, usual_splits
 from gpusim.trace.store import load_trace
 
 H200 = load_hardware("h200")
@@ -88,3 +92,22 @@ def test_lost_time_is_in_every_engine_and_in_the_evaluation_alike(graph: OpGraph
     lost = lost_times_ns(graph, schedule)
     for task in plan.tasks:
         assert task.dur_ns == graph.tasks[task.op][task.kernel].dur_ns + lost.get(task.op, (0.0,) * 99)[task.kernel]
+
+
+def test_tables_of_an_exploration_have_the_times_of_its_rows(graph: OpGraph) -> None:
+    """The search leaves misses out; what it found is evaluated again for each table."""
+    found = explore(
+        graph, streams=4, seed=1, evaluations=200, policies=["critical_path"], splits=usual_splits(4, 132)[:1]
+    )
+    (tried,) = found.partitions
+    assert tried.makespan_ns in {row.makespan_ns for row in found.rows if row.policy == PARTITIONS}
+    for row in found.rows:
+        assert row.makespan_ns == ReferenceEngine().run(lower(graph, row.schedule), graph.hardware).makespan_ns
+    assert any(lost_times_ns(graph, row.schedule) for row in found.rows if row.policy == PARTITIONS)
+
+
+def test_gain_of_variants_counts_misses(graph: OpGraph) -> None:
+    schedule = POLICIES["critical_path"](graph, 4)
+    refined = Refined((schedule,), (1,), (1,), 1, False)  # the search's own time, without misses, is not used
+    tried = tried_variants(Evaluator(graph), refined, refined)
+    assert tried.without_ns == tried.with_ns == tried.fastest_ns == Evaluator(graph).makespan_ns(schedule)
