@@ -22,9 +22,8 @@ from gpusim.trace.dependencies import reads_writes_storages
 
 #: Granularity of the cache. Its real lines are far shorter, but adjacent memory is touched together.
 CHUNK_BYTES: Final = 64 << 10
-#: Bits of an address range: each stream has its own, and so have storages that live throughout.
+#: Bits of an address range: storages that live throughout have the first, and each stream has its own.
 STREAM_BITS: Final = 40
-LASTING: Final = 1 << 50
 #: Families of kernels that write a copy of a tensor into a workspace.
 COPYING: Final = (LAYOUT, TRANSFORM, SPLIT_SUM)
 #: Number of warps assumed for a memory operation.
@@ -55,7 +54,7 @@ class _Step:
     @classmethod
     def of(cls, trace: Trace) -> _Step:
         addresses: dict[int, int] = {}
-        end = LASTING
+        end = 0
         for storage in sorted(kept_storages(trace)):
             addresses[storage] = end
             end += rounded(max(1, trace.storages[storage].bytes))
@@ -109,18 +108,19 @@ def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[T
         if not trace.ops[op].kernels and not trace.ops[op].writes:
             continue
         stream = schedule.streams[op]
-        pool = pools.setdefault(stream, CachingAllocator())
+        pool, base = pools.setdefault(stream, CachingAllocator()), (stream + 1) << STREAM_BITS
         for storage in step.mentioned[op]:
             if storage not in step.lasting and storage not in blocks:
                 block = pool.allocate(trace.storages[storage].bytes)
                 blocks[storage] = (pool, block)
-                addresses[storage] = (stream << STREAM_BITS) + block.address if block else 0
+                if block is not None:
+                    addresses[storage] = base + block.address
         reads, writes = step.accesses[op]
         sizes = {storage: trace.storages[storage].bytes for storage in reads | writes}
-        touches = [(_chunks(addresses[s], size), s in reads) for s, size in sizes.items() if size and addresses[s]]
+        touches = [(_chunks(addresses[s], size), s in reads) for s, size in sizes.items() if size]
         workspace = pool.allocate(workspace_bytes(trace.ops[op], sizes.values()))
         if workspace is not None:
-            touches.append((_chunks((stream << STREAM_BITS) + workspace.address, workspace.bytes), False))
+            touches.append((_chunks(base + workspace.address, workspace.bytes), False))
             pool.release(workspace)
         result[op] = touches
     return result

@@ -9,7 +9,7 @@ from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import HardwareModel, load_hardware
-from gpusim.plan.cache_misses import CHUNK_BYTES, Miss, lost_times_ns, misses
+from gpusim.plan.cache_misses import CHUNK_BYTES, STREAM_BITS, Miss, _Step, lost_times_ns, misses, touched
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
@@ -44,6 +44,21 @@ def test_least_recently_used_chunk_goes_and_counts_as_written_where_it_was_chang
 def test_what_fits_is_read_from_the_cache_in_the_second_step() -> None:
     touches = {0: [(range(2), True)], 1: [(range(2, 3), False)]}
     assert set(misses(touches, (0, 1), 3).values()) == {Miss(0, 0)}
+
+
+def test_every_tensor_has_memory_of_its_own_stream_also_the_first(graph: OpGraph) -> None:
+    """The first block of a stream is at address 0 of its pool; no stream's range meets that of lasting storages."""
+    step = _Step.of(graph.trace)
+    streams = tuple(2000 if op % 2 else 0 for op in range(len(graph)))
+    alone = Schedule.in_recorded_order(len(graph))
+    for schedule in (alone, Schedule(order=alone.order, streams=streams)):
+        for op, touches in touched(graph, step, schedule).items():
+            reads, writes = step.accesses[op]
+            sized = [s for s in reads | writes if graph.trace.storages[s].bytes]
+            assert len(sized) <= len(touches) <= len(sized) + 1, "each storage, and perhaps a workspace"
+            ranges = {chunks.start * CHUNK_BYTES >> STREAM_BITS for chunks, _ in touches}
+            assert ranges <= {0, 1, 2001}
+            assert (0 in ranges) == any(s in step.lasting for s in sized)
 
 
 @pytest.mark.parametrize(
