@@ -17,9 +17,11 @@ from gpusim.report.pages import with_section
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "hardware-rules.md"
 #: Sections of the hardware model with one number per rule.
-SECTIONS = ("graph", "stream", "contention", "copies")
+SECTIONS = ("graph", "stream", "contention", "memory", "copies")
 FITTED = ("contention.sharing_exponent", "contention.matrix_exponent", "contention.younger_slowdown", "graph.busy_ns")
-CHOSEN = ("contention.cross_load", "graph.join_ns")
+CHOSEN = ("contention.cross_load", "graph.join_ns", "memory.miss_ns")
+#: Size of the device memory, which no rule of time uses, and the origin of the size of the cache.
+LEFT_OUT, DRIVER = ("memory.dram_bytes",), ("memory.l2_bytes",)
 
 
 def values() -> str:
@@ -30,8 +32,13 @@ def values() -> str:
         part = getattr(hardware, section)
         for name in field_docs(type(part)):
             field = f"{section}.{name}"
+            if field in LEFT_OUT:
+                continue
             origin = "fitted" if field in FITTED else "chosen" if field in CHOSEN else "measured"
-            lines.append(f"|`{field}`|{getattr(part, name):.4g}|{origin}|")
+            if field in DRIVER:
+                origin = "of the driver"
+            value = getattr(part, name)
+            lines.append(f"|`{field}`|{value if isinstance(value, int) else f'{value:.4g}'}|{origin}|")
     return "\n".join([*lines, ""])
 
 
