@@ -2,10 +2,10 @@
 
 The critical path is the longest chain of dependent kernels, each at its time alone, with the minimum gap between them:
 no schedule is faster. Against that ideal, a kernel of a schedule is delayed if it waits although its data are ready
-(for its stream, the front end, the host ...) or takes longer than alone (SMs, issue slots, DRAM ...). The delays on
-the path from the task that ends last back along the last dependencies lead from the ideal to the makespan. If the ideal
-schedule itself waits for another chain, there is slack, which cancels delays, the earliest first. The remaining delays
-add up to the gap exactly.
+(for its stream, the front end, the host ...) or takes longer than alone (SMs, issue slots, DRAM, L2 misses ...). The
+delays on the path from the task that ends last back along the last dependencies lead from the ideal to the makespan.
+If the ideal schedule itself waits for another chain, there is slack, which cancels delays, the earliest first. The
+remaining delays add up to the gap exactly.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gpusim.engine.causes import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPL
 from gpusim.formats.hardware import HardwareModel
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Task
 from gpusim.rules import launch, queues
 from gpusim.units import format_ns
 
@@ -33,9 +34,10 @@ GRAPH_GAPS: Final = "graph gaps"
 LAUNCH: Final = "launch"
 FRONT_END: Final = "front end"
 GRID_SLOT: Final = "grid slot"
+MISSES: Final = "L2 misses"
 CAUSES: Final = (
     DEPENDENCY, QUEUE, STARTS_BESIDE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
-    SMEM, SPLIT, ISSUE, DRAM,
+    SMEM, SPLIT, ISSUE, DRAM, MISSES,
 )  # fmt: skip
 """All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in the gap of a step."""
 
@@ -102,7 +104,7 @@ class Explained:
         if not ends:
             return StepGap(0, 0.0, ())
         ideal_ns = _ideal_ns(self)
-        alone = [alone_ns(task, self.hardware) for task in self.timeline.plan.tasks]
+        alone = [_cached_ns(task, self.hardware) for task in self.timeline.plan.tasks]
         longest_ns = max(start + time for start, time in zip(ideal_ns, alone, strict=True))
         path = [ends.index(self.timeline.makespan_ns)]
         while (before := self.last[path[-1]]) is not None:
@@ -201,13 +203,18 @@ def _gap_ns(explained: Explained, task: int) -> float:
     return queues.least_gap_ns(explained.hardware.stream)
 
 
+def _cached_ns(task: Task, hardware: HardwareModel) -> float:
+    """Return the time of a task alone, with its data in the L2 cache as when it was captured, in ns."""
+    return alone_ns(task, hardware) - task.missed_ns
+
+
 def _ideal_ns(explained: Explained) -> list[float]:
     """Return the start of each task with only dependencies, gaps and times alone; the plan's order must be legal."""
     tasks = explained.timeline.plan.tasks
     ideal: list[float] = []
     for task, before in enumerate(explained.preds):
         gap_ns = _gap_ns(explained, task)
-        ideal.append(max((ideal[p] + alone_ns(tasks[p], explained.hardware) + gap_ns for p in before), default=0.0))
+        ideal.append(max((ideal[p] + _cached_ns(tasks[p], explained.hardware) + gap_ns for p in before), default=0.0))
     return ideal
 
 
@@ -235,6 +242,8 @@ def _delays(explained: Explained) -> Iterator[tuple[Delay, ...]]:
         steps.append((held, timeline.start_ns[index], causes.held_by[index] if causes.held[index] else None))
         rows = _one_after_another(index, explained.data_ns[index], steps)
         rows += [Delay(index, r.cause, r.by, r.from_ns, r.until_ns, r.lost_ns) for r in causes.losses[index]]
+        if task.missed_ns:
+            rows.append(Delay(index, MISSES, None, timeline.start_ns[index], timeline.end_ns[index], task.missed_ns))
         yield tuple(rows)
 
 

@@ -21,7 +21,7 @@ from gpusim.engine.base import Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.formats.trace import Op, Trace
-from gpusim.plan.cache_misses import lost_times_ns
+from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import Schedule, check_streams
@@ -187,10 +187,11 @@ def retimed(plan: Plan, graph: OpGraph, schedule: Schedule) -> Plan:
     for task in plan.tasks:
         new = graph.tasks[task.op][seen[task.op]]
         if task.op in lost_ns:
-            new = msgspec.structs.replace(new, dur_ns=new.dur_ns + lost_ns[task.op][seen[task.op]])
+            new = slower_by_misses(new, lost_ns[task.op][seen[task.op]])
         seen[task.op] += 1
-        same = new.dur_ns == task.dur_ns and new.demand == task.demand
-        tasks.append(task if same else msgspec.structs.replace(task, dur_ns=new.dur_ns, demand=new.demand))
+        changes = {"dur_ns": new.dur_ns, "missed_ns": new.missed_ns, "demand": new.demand}
+        same = all(getattr(task, name) == value for name, value in changes.items())
+        tasks.append(task if same else msgspec.structs.replace(task, **changes))
     return replace(plan, tasks=tuple(tasks))
 
 

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gpusim.formats.trace import Op, Trace
 from gpusim.plan.allocator import Block, CachingAllocator, rounded
 from gpusim.plan.graph import OpGraph
@@ -90,6 +92,11 @@ def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, 
                 for task in graph.tasks[op]
             )
     return lost
+
+
+def slower_by_misses(task: Task, missed_ns: float) -> Task:
+    """Return a task that loses this time to misses."""
+    return msgspec.structs.replace(task, dur_ns=task.dur_ns + missed_ns, missed_ns=missed_ns)
 
 
 def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[Touch]]:

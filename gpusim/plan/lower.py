@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpusim.plan.cache_misses import lost_times_ns
+from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import in_partition, lay_out
 from gpusim.plan.schedule import Schedule
@@ -43,7 +43,7 @@ def lower(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", *, mem
         partition = layout.of_stream[streams[op]]
         for number, task in enumerate(graph.tasks[op]):
             if op in lost_ns:
-                task = msgspec.structs.replace(task, dur_ns=task.dur_ns + lost_ns[op][number])
+                task = slower_by_misses(task, lost_ns[op][number])
             deps = waits if number == 0 else (len(tasks) - 1,)
             if partitions:
                 task = in_partition(task, partition, layout.sms[partition], graph.hardware)

@@ -35,6 +35,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queue: int = 0
     deps: tuple[int, ...] = ()
     dur_ns: float = 0.0
+    missed_ns: float = 0.0
+    """Part of `dur_ns` lost to L2 cache misses of the schedule (`gpusim.plan.cache_misses`)."""
     extra_ns: float = 0.0
     """Fixed delay before it, beyond the usual gap (memory operations in graphs)."""
     demand: Demand = NO_DEMAND

@@ -11,6 +11,7 @@ from gpusim.analysis.explain import (
     GRAPH_GAPS,
     GRID_SLOT,
     LAUNCH,
+    MISSES,
     QUEUE,
     STARTS_BESIDE,
     Delay,
@@ -51,6 +52,7 @@ CAUSES: Final = {
     SPLIT: Cause("the SMs' shared memory was set up for another kernel", "Another order would help."),
     ISSUE: Cause("other kernels shared the SMs and the L2 cache", "Nothing but fewer kernels at once would help."),
     DRAM: Cause("all kernels together exceeded the memory's bandwidth", "Operator fusion would help: it moves less."),
+    MISSES: Cause("data had left the L2 cache", "Fewer streams would help: they touch less memory."),
     DEPENDENCY: Cause("data were not there", "No schedule changes that."),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gpusim.analysis.explain import MISSES, explain
+from gpusim.bounds.bounds import bounds
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
@@ -126,3 +128,15 @@ def test_gain_of_variants_counts_misses(graph: OpGraph) -> None:
     refined = Refined((schedule,), (1,), (1,), 1, False)  # the search's own time, without misses, is not used
     tried = tried_variants(Evaluator(graph), refined, refined)
     assert tried.without_ns == tried.with_ns == tried.fastest_ns == Evaluator(graph).makespan_ns(schedule)
+
+
+def test_misses_are_a_cause_of_their_own_above_the_critical_path(graph: OpGraph) -> None:
+    """The critical path is the bound, whatever the schedule misses."""
+    lowered = lower(graph, POLICIES["critical_path"](graph, 4))
+    found = explain(graph, FastEngine().run(lowered, graph.hardware), graph.hardware)
+    gap = found.step()
+    assert int(gap.critical_path_ns) == bounds(graph).critical_path_ns
+    assert sum(delay.lost_ns for delay in gap.delays) == pytest.approx(gap.gap_ns, abs=1e-3)
+    for index, task in enumerate(lowered.tasks):
+        assert sum(d.lost_ns for d in found.delays[index] if d.cause == MISSES) == task.missed_ns
+    assert 0.0 < found.causes_ns()[MISSES] < sum(task.missed_ns for task in lowered.tasks)
