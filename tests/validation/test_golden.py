@@ -51,7 +51,7 @@ def _again(results: Path) -> tuple[Results, Results]:
 def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
     """Return the cases of the results file next to `path`, stored and with new predictions.
 
-    Steps that may lose the L2 cache are left out: no rule covers them, so their error is chance.
+    Steps that may lose the L2 cache are left out: their rule is newer than the stored errors, and predicts only part.
     """
     results = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
     then, now = _again(results)
