@@ -13,7 +13,7 @@ import streamlit as st
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.report.summary import SummaryRow
+from gpusim.report.summary import Summary
 from gpusim.text import shortened, visible
 from gpusim.units import counted, format_ns
 from gpusim_dashboard import html, lifetime
@@ -89,13 +89,14 @@ def file_name(*parts: str) -> str:
     return "-".join(re.sub(r"[^\w.-]", "_", part, flags=re.ASCII)[:MOST_OF_NAME].lstrip(".") for part in parts)
 
 
-def passed_over(row: SummaryRow | None) -> None:
+def passed_over(summary: Summary) -> None:
     """Explain why a searched schedule that is predicted faster is not recommended, if there is one."""
+    row = summary.passed_over
     if row is not None:
         st.caption(
             f"The best searched schedule ({row.policy}, {counted(row.streams, 'stream')}) is predicted at "
-            f"{format_ns(row.makespan_ns)}, {row.speedup:.2f}x, and still not recommended: its lead is within what "
-            "predictions of searched schedules overrate. Measure it on your GPU with `gpusim explore --measure`."
+            f"{format_ns(row.makespan_ns)}, {row.speedup:.2f}x, and still not recommended: "
+            f"{summary.passed_over_reason}. Measure it on your GPU with `gpusim explore --measure`."
         )
 
 

@@ -160,7 +160,7 @@ if rows[0] is best:
 else:
     said = f"Recommended is {where}, {recommended}, {best.speedup:.2f}x. Predicted faster: {rows[0].policy}, {fastest}."
 html.answer("no", said)
-view.passed_over(summary.passed_over)
+view.passed_over(summary)
 if job is None and key not in state.explorations:
     st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
 elif explored.interrupted:

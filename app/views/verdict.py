@@ -237,7 +237,7 @@ def show(summary: Summary, parts: Breakdown, concurrency: Concurrency) -> None:
     rows = ways(summary, results.fused_ways_of(choice))
     answer(summary, rows)
     ladder(summary, rows)
-    view.passed_over(summary.passed_over)
+    view.passed_over(summary)
     next_questions()
     if summary.verdict.worth_it or not choice.hardware.calibrated:
         facts(summary)

@@ -71,7 +71,9 @@ class Summary(Document, frozen=True, kw_only=True):
     kernels_ns: int = 0
     """Time saved by other kernels, with ops in recorded order."""
     passed_over: SummaryRow | None = None
-    """Searched schedule predicted faster, but by too little to be recommended."""
+    """Searched schedule predicted faster than the recommended one."""
+    passed_over_reason: str = ""
+    """Reason why it is not recommended, as a clause."""
 
     @property
     def best(self) -> SummaryRow:
@@ -99,6 +101,7 @@ def summarize(explored: Explored) -> Summary:
         verdict=summarize_verdict(explored.verdict),
         kernels_ns=explored.attribution.kernels_ns,
         passed_over=None if passed is None else _row(passed),
+        passed_over_reason=explored.passed_over_reason,
     )
 
 

@@ -15,7 +15,7 @@ from gpusim.policies.registry import RegisteredPolicy
 from gpusim.report.choices import choices_document, choices_lines
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
-from gpusim.search.explore import SEARCH_MARGIN, Explored
+from gpusim.search.explore import Explored
 from gpusim.search.verdict import best_way
 from gpusim.text import visible
 from gpusim.units import GIB, format_bytes, format_ns, format_times_ns
@@ -124,8 +124,8 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     passed = explored.passed_over
     if passed is not None and not tried:
         out.print(
-            f"\n{passed.policy} found {passed.speedup:.2f}x, not recommended: its lead is smaller than the "
-            f"model's known optimism ({100 * SEARCH_MARGIN:.0f} %); try it with --measure"
+            f"\n{passed.policy} found {passed.speedup:.2f}x, not recommended: {explored.passed_over_reason}; "
+            "try it with --measure"
         )
 
 

@@ -128,12 +128,18 @@ class Explored:
 
     @property
     def passed_over(self) -> Row | None:
-        """Searched schedule predicted faster than the recommended one by less than `SEARCH_MARGIN`.
-
-        None if the recommended one is predicted fastest.
-        """
+        """Searched schedule predicted faster than the recommended one; None if there is none."""
         searched = [row for row in self.allowed if row.policy in SEARCHED and row.makespan_ns < self.best.makespan_ns]
         return min(searched, key=lambda row: row.makespan_ns, default=None)
+
+    @property
+    def passed_over_reason(self) -> str:
+        """Reason why `passed_over` is not recommended, as a clause; empty if there is none."""
+        if self.passed_over is None:
+            return ""
+        if self.best.policy == "sequential":
+            return "its gain is within the model's uncertainty"
+        return f"its lead is smaller than the model's known optimism ({100 * SEARCH_MARGIN:.0f} %)"
 
     def with_best(self, row: Row) -> Explored:
         """Return the same exploration with another row as the best, as found by a trial on the GPU."""

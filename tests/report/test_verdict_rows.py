@@ -100,6 +100,14 @@ def test_better_search_row_is_named_and_why_it_is_not_recommended(capsys: pytest
     assert "not recommended" not in capsys.readouterr().out, "the GPU has decided"
 
 
+def test_search_row_over_the_sequential_one_is_passed_over_for_its_uncertainty() -> None:
+    """A step that keeps one stream does so for the model's uncertainty, whatever the search's lead over a policy."""
+    found = run(wide_trace(eager_ns=400_000, graph_ns=130_000))
+    kept = found.__class__(**{**found.__dict__, "best": found.best_of("sequential")})
+    assert passed_over(kept).passed_over_reason == "its gain is within the model's uncertainty"
+    assert found.passed_over_reason == ""
+
+
 def test_document_has_the_rows_beside_the_keys_it_had() -> None:
     found = run(wide_trace(eager_ns=400_000, graph_ns=130_000))
     verdict = json.loads(msgspec.json.encode(explored_document(passed_over(found))))["verdict"]
