@@ -76,7 +76,7 @@ def print_step(document: Mapping[str, Any]) -> None:
     )
     print_table(out, _causes(document["causes"], document["gap_ns"]))
     out.print("\nLongest delays on the way to the end:")
-    print_table(out, _delays(document["delays"]), drop=("when", "layer"), fold=("by",))
+    print_table(out, _delays(document["delays"]), drop=("when",), fold=("by", "layer"))
 
 
 def print_window(document: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ def print_window(document: Mapping[str, Any]) -> None:
     )
     print_table(out, _causes(document["causes"], sum(document["causes"].values()), document["path_causes"]))
     out.print("\nLongest delays:")
-    print_table(out, _delays(document["delays"]), drop=("when", "layer"), fold=("by",))
+    print_table(out, _delays(document["delays"]), drop=("when",), fold=("by", "layer"))
 
 
 def print_pair(document: Mapping[str, Any]) -> None:

@@ -75,6 +75,7 @@ def test_explained_ops_are_whole(width: int, out: Out) -> None:
     rows = [line.split() for line in text.partition("Longest delays")[2].splitlines()[2:]]
     first = [row[0] for row in rows if row[0] in names]
     assert len(first) == 12
+    assert " layer " in text, "a layer is a name that users know"
     assert all(re.search(r"\d\d\.\d us", text) for _ in first)
 
 
