@@ -166,7 +166,7 @@ def test_random_schedules_of_inductors_kernels_in_a_poisoned_arena_compute_the_s
     step = given.step((data[0].clone(),), {}, executor.device)
     inputs = [tensor for _, tensor in step.named.values()]
     captured = fused(step, capture_bound(step, Rates([], executor.device), given.options(step, 0), inputs))
-    trace = executor.measured(captured, 0, False, lambda _: None)
+    trace = executor.measured(captured, 0, lambda _: None)
     graph = OpGraph.build(trace, executor.hardware()[0])
     for number in range(20):
         ready = executor.prepare(captured, trace, random_schedule(graph, number, 0))
@@ -217,7 +217,7 @@ def test_random_schedules_in_a_poisoned_arena_compute_the_same() -> None:
     step = given.step((data[0].clone(),), {}, executor.device)
     inputs = [tensor for _, tensor in step.named.values()]
     captured = capture_bound(step, Rates([], executor.device), given.options(step, 0), inputs)
-    trace = executor.measured(captured, 0, False, lambda _: None)
+    trace = executor.measured(captured, 0, lambda _: None)
     graph = OpGraph.build(trace, executor.hardware()[0])
     for number in range(20):
         ready = executor.prepare(captured, trace, random_schedule(graph, number, 0))
