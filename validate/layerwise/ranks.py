@@ -20,102 +20,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import networks
 import torch
+from measured_shares import Planner, Shares, network, short_name
 
-from gpusim.formats.hardware import load_hardware
-from gpusim.formats.topology import load_topology
 from gpusim.gpu.device import gpu_facts
-from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, share_of_state, time_rank, time_shares
-from gpusim.gpu.layerwise.rank import Data
+from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, time_rank
 from gpusim.layerwise.communication import basis, members
-from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
-from gpusim.layerwise.costs import Problem
-from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
-from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.makespan import simulate_plan
-from gpusim.layerwise.roles import roles_of
-from gpusim.layerwise.search import search
-from gpusim.layerwise.shares import Share
 from gpusim.version import code_version
 
 NETWORKS, BATCHES, GPUS = ("alexnet", "vgg16", "resnet50", "inception_v3"), (32, 128), (2, 4)
 QUICK = (("encoder",), (2,), (2,))
 PLANS = ("data", "owt", "layer")
-#: Kinds of ranks of a plan that are run, and rounds of search with newly measured shares.
-MOST_RANKS, SEARCHES = 2, 3
-
-
-class Shares:
-    """Measured shares, kept in a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.times: dict[str, PassTimes] = {}
-        if file.exists():
-            self.times = {key: PassTimes(*values) for key, values in json.loads(file.read_text()).items()}
-
-    def add(self, found: dict[str, PassTimes]) -> None:
-        """Keep new ones."""
-        self.times |= found
-        document = {key: [each.forward_ns, each.backward_ns] for key, each in self.times.items()}
-        temporary = self.file.with_suffix(".part")
-        temporary.write_text(json.dumps(document, indent=0))
-        temporary.replace(self.file)
-
-
-def network(name: str, batch: int) -> LayerGraph:
-    """A network's layers for the batch of one GPU."""
-    return networks.encoder(batch) if name == "encoder" else networks.NETWORKS[name](batch)
 
 
 def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torch.device) -> dict[str, Any]:
     """Predict a plan's slowest rank from its shares, then measure it."""
-    hardware, topology = load_hardware("h200"), load_topology("h200")
-    graph = network(name, batch).for_gpus(gpus)
-    seen: dict[int, list[Share]] = {}
-    data = data_on(graph, device)
-    ranks_of: dict[Choice, list[int]] = {}
-
-    def problem() -> Problem:
-        times = MeasuredTimes(kept.times, {k: tuple(v) for k, v in seen.items()}, Roofline(hardware))
-        return Problem(graph, gpus, topology, times, hardware)
-
-    def measure(choice: Choice) -> list[int]:
-        if choice in ranks_of:
-            return ranks_of[choice]
-        roles, _ = roles_of(problem(), choice)
-        ranks_of[choice] = [role.gpu for role in roles][:MOST_RANKS]
-        for number in ranks_of[choice]:
-            rank = rank_alone(graph, choice, gpus, number, device=device)
-            kept.add(time_shares(rank, data, kept.times, lambda text: None))
-            for index, state in enumerate(rank.states):
-                if state.active:
-                    seen.setdefault(index, []).append(share_of_state(rank, index))
-        return ranks_of[choice]
-
-    measure(FIXED_PLANS["data"](graph, gpus))
-    choice = FIXED_PLANS[plan](graph, gpus) if plan in FIXED_PLANS else None
-    if choice is None:
-        measure(FIXED_PLANS["owt"](graph, gpus))
-        for _ in range(SEARCHES):
-            choice = search(problem()).choice
-            if choice in ranks_of:  # nothing new to learn: the next search would find the same
-                break
-            measure(choice)
-    assert choice is not None
-    numbers = measure(choice)
+    planner = Planner(network(name, batch).for_gpus(gpus), gpus, kept, device)
+    choice, data = planner.choice(plan), planner.data
+    numbers = planner.measure(choice)
     rows = []
     for number in numbers:
-        rank = rank_alone(graph, choice, gpus, number, device=device)
+        rank = rank_alone(planner.graph, choice, gpus, number, device=device)
         predicted = predicted_ns(rank, kept.times)  # known before the rank runs
         rows.append((predicted, time_rank(rank, data)))
         del rank
         if device.type == "cuda":
             torch.cuda.empty_cache()
     predicted, measured = max(p for p, _ in rows), max(m for _, m in rows)
-    simulated = simulate_plan(problem(), choice).makespan
-    found = problem()
+    problem, topology = planner.problem(), planner.topology
+    simulated = simulate_plan(problem, choice).makespan
     return {
         "network": name,
         "mode": "train",
@@ -130,20 +64,12 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
         "measured_ns": measured,
         "ranks": [[round(p), m] for p, m in rows],
         "predicted_step_ns": round(simulated.step_ns),
-        "splits": {layer.name: str(config) for layer, config in zip(found.graph.layers, choice, strict=True)},
+        "splits": {layer.name: str(config) for layer, config in zip(problem.graph.layers, choice, strict=True)},
         "fitted": False,
         "date": today(),
         "commit": code_version(),
         "sm_clock_mhz": sm_clock_mhz(device),
     }
-
-
-def data_on(graph: LayerGraph, device: torch.device) -> Data:
-    """Inputs and targets of the whole batch, made on the device: times do not depend on their values."""
-    edge = next(edge for layer in graph.layers for edge in layer.inputs if edge.source == BATCH)
-    loss = next(layer for layer in graph.layers if layer.kind == "loss")
-    targets = torch.randint(0, loss.output[1], (edge.extents[0],), device=device)
-    return Data(torch.randn(edge.extents, device=device), targets)
 
 
 def today() -> str:
@@ -206,8 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def results_name(gpu: str, date: str) -> str:
     """File name of results."""
-    short = gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")
-    return f"parallel_{short}_{date.replace('-', '')}.json"
+    return f"parallel_{short_name(gpu)}_{date.replace('-', '')}.json"
 
 
 def cases_of(file: Path) -> list[dict[str, Any]]:

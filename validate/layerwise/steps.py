@@ -1,37 +1,46 @@
-"""Plans and DistributedDataParallel on several GPUs: torchrun --nproc-per-node 4 validate/layerwise/steps.py [-o FILE].
+"""Plans and DistributedDataParallel on several GPUs: torchrun --nproc-per-node 4 validate/layerwise/steps.py [-o DIR].
 
 For each network and batch: the plans `data`, `owt`, `layer` with real collectives, and torch's DistributedDataParallel
-of the same network, forward and backward, timed in turns; loss and gradients of each plan against one device first.
-The plan `layer` is that of `gpusim.layerwise` with a roofline. Eager launches; with `--graph` steps are recorded in
-CUDA graphs, where NCCL allows it.
+of the same network, forward and backward, timed in turns, eager and in CUDA graphs where NCCL allows these. Loss and
+gradients of each plan are compared with one device first. Rank 0 times the shares of layers alone before any step runs;
+predictions rest on them and on curves of collectives. Cases are written to `parallel_steps_<gpu>_<date>.json` once each
+is done; those that a results file in DIR has are left out.
+
+`--quick` runs a small network, on CPUs with gloo too: a test of this script.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import itertools
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-import networks
 import torch
 import torch.distributed as dist
+from measured_shares import Planner, Shares, network, short_name
 
-from gpusim.formats.hardware import load_hardware
-from gpusim.formats.topology import load_topology
+from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed
-from gpusim.layerwise.compute import Roofline
-from gpusim.layerwise.costs import Problem
-from gpusim.layerwise.explore import explore_problem
+from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.makespan import simulate_plan
+from gpusim.version import code_version
 
 NETWORKS, BATCHES, PLANS = ("alexnet", "vgg16", "resnet50", "inception_v3"), (32, 128), ("data", "owt", "layer")
+QUICK = (("encoder",), (2,))
 ROUNDS, STEPS = 9, 10
+#: Steps of DistributedDataParallel before one can be recorded in a CUDA graph (torch's notes on CUDA graphs).
+DDP_WARM_UP = 11
 
 
 class OneDevice(torch.nn.Module):
@@ -63,102 +72,176 @@ class OneDevice(torch.nn.Module):
 
 
 def timed(contenders: dict[str, Callable[[], object]], device: torch.device) -> dict[str, int]:
-    """Median wall time of a step of each, in turns, the slowest rank's."""
-    samples: dict[str, list[int]] = {name: [] for name in contenders}
+    """Median time of a step of each in ns, in turns, on the slowest rank."""
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         for _ in range(3):
             run()
     for _ in range(ROUNDS):
         for name, run in contenders.items():
             dist.barrier()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize(device)
-            begin.record()
+            quiet(device)
+            begin = time.perf_counter_ns()
             for _ in range(STEPS):
                 run()
-            end.record()
-            end.synchronize()
-            samples[name].append(round(begin.elapsed_time(end) * 1e6 / STEPS))
+            quiet(device)
+            samples[name].append((time.perf_counter_ns() - begin) / STEPS)
     slowest = torch.tensor([statistics.median(times) for times in samples.values()], device=device, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return dict(zip(samples, map(round, slowest.tolist()), strict=True))
 
 
-def recorded(run: Callable[[], object]) -> Callable[[], object]:
-    """A step in a CUDA graph, or as it is where that cannot be recorded."""
+def quiet(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def recorded(run: Callable[[], object], warm_up: int, device: torch.device) -> Callable[[], object] | None:
+    """The step in a CUDA graph; none where a rank cannot record it."""
+    if device.type != "cuda":
+        return None
+    graph, error = torch.cuda.CUDAGraph(), ""
     try:
-        for _ in range(3):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(warm_up):
+                run()
+        quiet(device)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        return graph.replay
-    except RuntimeError:
-        return run
+    except RuntimeError as failure:
+        error = str(failure).splitlines()[0]
+    failed = torch.tensor(float(bool(error)), device=device)
+    dist.all_reduce(failed)
+    if failed.item():
+        print(f"rank {dist.get_rank()} records no graph: {error or 'another rank failed'}", flush=True)
+        return None
+    return graph.replay
+
+
+def from_rank_0(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def planned(name: str, batch: int, gpus: int, kept: Shares, device: torch.device) -> dict[str, tuple[Choice, int]]:
+    """Each plan with its predicted time, from shares that rank 0 times now."""
+    plans = {}
+    if dist.get_rank() == 0:
+        planner = Planner(network(name, batch).for_gpus(gpus), gpus, kept, device)
+        for plan in PLANS:
+            choice = planner.choice(plan)
+            planner.measure(choice)
+            plans[plan] = (choice, round(simulate_plan(planner.problem(), choice).makespan.step_ns))
+    result: dict[str, tuple[Choice, int]] = from_rank_0(plans)
+    return result
+
+
+def case(name: str, batch: int, kept: Shares, device: torch.device) -> list[dict[str, Any]]:
+    """All plans of a network: predicted, checked, and timed beside DistributedDataParallel."""
+    gpus, number = dist.get_world_size(), dist.get_rank()
+    plans = planned(name, batch, gpus, kept, device)
+    one = network(name, batch)
+    graph = one.for_gpus(gpus)
+    data = make_data(graph, 0, torch.float32, device)
+    mine = slice(number * batch, (number + 1) * batch)
+    part = Data(data.inputs[mine].contiguous(), data.targets[mine].contiguous())
+    devices = [device.index] if device.type == "cuda" else None
+    side = torch.cuda.Stream() if device.type == "cuda" else None
+    with torch.cuda.stream(side):  # so that its steps can be recorded
+        module = torch.nn.parallel.DistributedDataParallel(OneDevice(one).to(device), device_ids=devices)
+
+    def ddp() -> None:
+        module.zero_grad()
+        module(part.inputs, part.targets).backward()
+
+    steps: dict[str, Callable[[], object]] = {"ddp": ddp}
+    equal = {}
+    for plan, (choice, _) in plans.items():
+        small = network(name, 2).for_gpus(gpus)
+        equal[plan] = compare_plan(small, choice, gpus, device=device, dtype=torch.float64).equal
+        transport = Distributed(groups_of(graph, choice, gpus, "local"))
+        rank = Rank(graph, choice, gpus, transport, device=device, batch_norm="local")
+
+        def step(rank: Rank = rank) -> None:
+            rank.clear()
+            rank.step(data)
+
+        steps[plan] = step
+    contenders = dict(steps)
+    for plan, run in steps.items():
+        graphed = recorded(run, DDP_WARM_UP if plan == "ddp" else 3, device)
+        contenders |= {} if graphed is None else {f"{plan}_graph": graphed}
+    times = timed(contenders, device)
+    rows = []
+    for plan, (_, predicted_ns) in plans.items():
+        row = {"network": name, "mode": "train", "batch": batch, "dtype": "tf32", "policy": f"parallel_{plan}"}
+        row |= {"gpus": gpus, "plan": plan, "communication": "measured", "predicted_ns": predicted_ns}
+        row |= {"measured_ns": times.get(f"{plan}_graph", times[plan]), "eager_ns": times[plan]}
+        row |= {"launch": "graph" if f"{plan}_graph" in times else "eager", "outputs_equal": equal[plan]}
+        row |= {"baselines": {key: value for key, value in times.items() if key.startswith("ddp")}, "fitted": False}
+        rows.append(row | {"date": today(), "commit": code_version()})
+    return rows
+
+
+def today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]], device: torch.device) -> None:
+    """Add rows to the results file of this day."""
+    document: dict[str, Any] = {"recipe": "parallel_steps", "gpu": "cpu", "date": today()}
+    versions = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    if device.type == "cuda":
+        facts = gpu_facts()
+        document["gpu"] = facts.name
+        versions |= {
+            "driver": facts.driver,
+            "cudnn": facts.cudnn,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    earlier = json.loads(file.read_text())["cases"] if file.exists() else []
+    command = f"torchrun --nproc-per-node {dist.get_world_size()} validate/layerwise/steps.py"
+    document |= {"command": command, "versions": versions, "gpusim": code_version(), "cases": [*earlier, *rows]}
+    file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all cases; rank 0 writes rows."""
+    """Run what is left to do; rank 0 writes rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=Path("parallel_steps.json"))
-    parser.add_argument("--graph", action="store_true", help="record steps in CUDA graphs")
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).resolve().parents[1] / "results")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="[default: %(default)s]")
+    parser.add_argument("--quick", action="store_true", help="a small network: a test of this script")
     options = parser.parse_args(arguments)
-    device, gpus = join(), dist.get_world_size()
+    device = join()
+    first = dist.get_rank() == 0
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    hardware, topology = load_hardware("h200"), load_topology("h200")
-    rows = []
-    for name in NETWORKS:
-        for batch in BATCHES:
-            one = networks.NETWORKS[name](batch)
-            graph = one.for_gpus(gpus)
-            found = explore_problem(Problem(graph, gpus, topology, Roofline(hardware), hardware))
-            data = make_data(graph, 0, torch.float32, device)
-            mine = slice(dist.get_rank() * batch, (dist.get_rank() + 1) * batch)
-            part = Data(data.inputs[mine].contiguous(), data.targets[mine].contiguous())
-            module = torch.nn.parallel.DistributedDataParallel(OneDevice(one).to(device), device_ids=[device.index])
-
-            def ddp(module: torch.nn.Module = module, part: Data = part) -> None:
-                module.zero_grad(set_to_none=True)
-                module(part.inputs, part.targets).backward()
-
-            contenders: dict[str, Callable[[], object]] = {"ddp": ddp}
-            equal = {}
-            for plan in PLANS:
-                choice = found.plan(plan).choice
-                small = networks.NETWORKS[name](2).for_gpus(gpus)
-                equal[plan] = compare_plan(small, choice, gpus, device=device, dtype=torch.float64).equal
-                transport = Distributed(groups_of(graph, choice, gpus, "local"))
-                rank = Rank(graph, choice, gpus, transport, device=device, batch_norm="local")
-
-                def step(rank: Rank = rank, data: Data = data) -> None:
-                    rank.clear()
-                    rank.step(data)
-
-                contenders[plan] = recorded(step) if options.graph else step
-            times = timed(contenders, device)
-            for plan in PLANS:
-                rows.append(
-                    {
-                        "network": name,
-                        "mode": "train",
-                        "batch": batch,
-                        "dtype": "tf32",
-                        "policy": f"parallel_{plan}",
-                        "gpus": gpus,
-                        "plan": plan,
-                        "communication": "measured",
-                        "predicted_ns": round(found.plan(plan).step_ns),
-                        "measured_ns": times[plan],
-                        "outputs_equal": equal[plan],
-                        "baselines": {"ddp": times["ddp"]},
-                        "fitted": False,
-                    }
-                )
-                if dist.get_rank() == 0:
-                    ddp_ns = times["ddp"]
-                    print(f"{name} b{batch} {plan}: {times[plan] / 1e3:,.0f} us, {ddp_ns / times[plan]:.2f}x over DDP")
-    if dist.get_rank() == 0:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+    work = options.output / "parallel_work"
+    work.mkdir(parents=True, exist_ok=True)
+    kept = Shares(work / "shares.json")
+    short = short_name(torch.cuda.get_device_name() if device.type == "cuda" else "cpu")
+    file = options.output / f"parallel_steps_{short}_{today().replace('-', '')}.json"
+    done = {
+        (row["network"], row["batch"], row["gpus"])
+        for earlier in options.output.glob(f"parallel_steps_{short}_*.json")
+        for row in json.loads(earlier.read_text())["cases"]
+    }
+    done = from_rank_0(done)
+    names, batches = QUICK if options.quick else (options.networks.split(","), BATCHES)
+    for name, batch in itertools.product(names, batches):
+        if (name, batch, dist.get_world_size()) in done:
+            continue
+        rows = case(name, batch, kept, device)
+        if first:
+            write_rows(file, rows, device)
+            for row in rows:
+                error = row["predicted_ns"] / row["measured_ns"] - 1
+                gain = min(row["baselines"].values()) / row["measured_ns"]
+                text = f"{row['measured_ns'] / 1e3:,.0f} us, predicted {error:+.1%}, {gain:.2f}x over DDP"
+                print(f"{name} b{batch} {row['plan']}: {text}", flush=True)
     return 0
 
 
