@@ -273,6 +273,13 @@ def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_
 @click.option(
     "--case", "cases", type=int, multiple=True, metavar="N", help="Only this case, counted from 1; repeatable."
 )
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=1, max=86_400),
+    default=None,
+    metavar="S",
+    help="With 'against' in the recipe: stop after S seconds.",
+)
 @click.option("--again", is_flag=True, help="RECIPE is a results file: predict its schedules again, without a GPU.")
 @click.option(
     "--traces", "traces_folder", default=None, metavar="DIR", help="With --again: search NAME.json.gz here first."
@@ -284,6 +291,7 @@ def validate(
     output: str,
     stage: str | None,
     cases: tuple[int, ...],
+    seconds: int | None,
     again: bool,
     traces_folder: str | None,
     trust_code: bool,
@@ -303,6 +311,8 @@ def validate(
     folder = check_output_folder(output)
     if stage in (None, "capture"):  # other stages run no code of the recipe's files
         check_recipe(plan, recipe, trust_code)
+    if seconds is not None and not plan.against:
+        raise OptionError("only a recipe with 'against' takes a time limit", argument="seconds", value=seconds)
     if plan.against:
         from gpusim.validation.optimized import optimize_cases
         from gpusim.validation.stages import selected
@@ -311,7 +321,7 @@ def validate(
             raise OptionError("a recipe with 'against' has no stages", argument="stage", value=stage)
         require_gpu_alone()
         chosen = selected(plan, cases)
-        results = optimize_cases(plan, chosen, folder, command_line(), say, trust_code=trust_code)
+        results = optimize_cases(plan, chosen, folder, command_line(), say, trust_code=trust_code, within_s=seconds)
     elif stage is not None or cases:
         from gpusim.validation.stages import capture_stage, measure_stage, predict_stage, selected
 

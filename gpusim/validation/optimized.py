@@ -10,7 +10,8 @@ import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -29,29 +30,44 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 OPTIMIZE = "optimize"
+#: Least time in which a case leaves a row, in s: about that of the quickest one from warm caches.
+LEAST_CASE_S: Final = 30.0
 
 
 def optimize_cases(
-    recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
+    recipe: Recipe,
+    cases: Sequence[Case],
+    folder: Path,
+    command: str,
+    say: Say,
+    *,
+    trust_code: bool = False,
+    within_s: float | None = None,
 ) -> Results:
-    """Measure the cases that the results lack; results are written after each.
+    """Measure the cases that the results lack; results are written after each, all `within_s` seconds.
 
-    A case that fails is reported and left out; where all fail, the first error is raised. Raises `TrustError` for a
-    Python file that is not trusted.
+    A case that fails, or that the time ends, is reported and left out; where all fail, the first error is raised.
+    Raises `TrustError` for a Python file that is not trusted.
     """
     from gpusim.gpu.optimize.measure import measure
 
     check_recipe_code(recipe, recipe.name, trust_code)
     make_folder(folder, "results")
     errors: list[GpusimError] = []
+    begin = perf_counter()
     for case in cases:
         results = _newest(recipe, folder)
         if results is not None and any(_is_done(row, case, recipe) for row in results.cases):
             say(f"measured before: {case.trace_name}")
             continue
+        left_s = None if within_s is None else within_s - (perf_counter() - begin)
+        if left_s is not None and left_s < LEAST_CASE_S:
+            say(f"no time is left for {case.trace_name}")
+            errors.append(RecipeError(recipe.name, f"has no case that can be measured in {within_s:g} s"))
+            continue
         say(f"optimizing {case.trace_name}")
         try:
-            alone(measure, asked_of(case, recipe), Keeper(case, recipe, folder, command))
+            alone(measure, asked_of(case, recipe, left_s), Keeper(case, recipe, folder, command))
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {case.trace_name}: {cause}")
@@ -83,7 +99,7 @@ class Keeper:
         write_results(_with(results, row, self.recipe, measured, self.command), self.folder)
 
 
-def asked_of(case: Case, recipe: Recipe) -> Asked:
+def asked_of(case: Case, recipe: Recipe, within_s: float | None = None) -> Asked:
     """Return the options of a case's measurement."""
     from gpusim.gpu.optimize.measure import Asked
 
@@ -101,13 +117,13 @@ def asked_of(case: Case, recipe: Recipe) -> Asked:
         streams=recipe.streams,
         budget_s=recipe.budget_s,
         seed=recipe.seed,
+        within_s=within_s,
     )
 
 
 def row_of(case: Case, measured: Measured) -> ResultCase:
     """Return one row of a results file."""
     time = measured.optimized
-    hardware = default_hardware(measured.gpu.name)
     checked = OutputCheck(
         equal=True,
         bit_equal=measured.worst_error == 0.0,
@@ -129,9 +145,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         policy=OPTIMIZE,
         streams=measured.streams,
         predicted_ns=max(1, measured.predicted_ns),
-        predicted_interval_ns=hardware.interval_ns(
-            max(1, measured.predicted_ns), measured.streams, False, measured.kernels_chosen
-        ),
+        predicted_interval_ns=measured.predicted_interval_ns,
         measured_ns=time.median_ns,
         interval_ns=(time.lo_ns, time.hi_ns),
         sequential_ns=measured.sequential_ns,

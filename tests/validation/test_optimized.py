@@ -18,6 +18,7 @@ from gpusim.errors import CaptureError, GpuError, RecipeError, TrustError
 from gpusim.formats.results import Baseline, read_all_results
 from gpusim.formats.trace import Gpu, Timing
 from gpusim.gpu.capture.models import ModelStep, default_loss
+from gpusim.gpu.isolate import alone
 from gpusim.gpu.optimize import measure as measuring
 from gpusim.gpu.optimize import peers
 from gpusim.gpu.optimize.measure import Asked, Measured, optimized, times_in_turns
@@ -58,11 +59,11 @@ def measured(*peers: Any, gpu: str = "NVIDIA H200") -> Measured:
         },
         peer_bytes={"torch_compile_own_graph": 1000},
         deviations={"optimize": 1e-4, "torch_compile_own_graph": 1e-4},
-        left_out={},
         optimize_s=20.0,
         compiled_before=False,
         sequential_ns=800_000,
         predicted_ns=390_000,
+        predicted_interval_ns=(380_000, 420_000),
         predicted_sequential_ns=800_000,
         streams=4,
         policy="search",
@@ -98,6 +99,7 @@ def test_rows_are_of_the_optimized_step_with_its_baselines(tmp_path: Path, monke
         "inductor",
     )
     assert (row.measured_ns, row.sequential_ns, row.eager_ns) == (400_000, 800_000, 4_000_000)
+    assert (row.predicted_ns, row.predicted_interval_ns) == (390_000, (380_000, 420_000))
     assert row.baselines == {"eager": 4_000_000, "torch_compile_own_graph": 500_000}
     (written,) = read_all_results(tmp_path / "out").values()
     assert written == results
@@ -141,56 +143,109 @@ def test_a_case_that_dies_with_its_last_peer_keeps_its_row_and_is_measured_again
     assert ["torch_compile_max_autotune" in row.baselines for row in results.cases] == [True]
 
 
-def test_what_is_measured_is_kept_before_the_peers_that_take_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that fail are left out with a reason, and the second time all are timed in turns again."""
+def on_cpu(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    """Let `measure` run on the CPU, with `make` as maker of peers."""
     step = model_step("infer")
     monkeypatch.setattr(measuring, "require_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(measuring, "load_step", lambda *_, **__: step)
     monkeypatch.setattr(measuring, "gpu_facts", lambda _: measured().gpu)
     monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
+    monkeypatch.setattr(measuring, "make", make)
+
+
+def asking(peers: tuple[str, ...], *further: str) -> Asked:
+    return Asked("net", "infer", 4, "fp32", "contiguous", peers, further, 3, 0.02, 0)  # type: ignore[arg-type]
+
+
+def itself(peer: str, step: ModelStep) -> Contender:
+    return Contender(user_step(step, step.module, step.module), step.module)
+
+
+def test_what_is_measured_is_kept_before_the_peers_that_take_longest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row after the first two peers, after all, with deviations, and twice for each further one that can be made."""
 
     def make(peer: str, step: ModelStep) -> Contender:
         if peer == "torch_compile_combo_kernels":
             raise ValueError("no such kernel\nand more")
-        return Contender(user_step(step, step.module, step.module), step.module)
+        return itself(peer, step)
 
-    monkeypatch.setattr(measuring, "make", make)
+    on_cpu(monkeypatch, make)
     kept: list[Measured] = []
-    further = ("torch_compile_max_autotune", "torch_compile_combo_kernels")
-    asked = Asked("net", "infer", 4, "fp32", "contiguous", ("eager",), further, 3, 0.02, 0)  # type: ignore[arg-type]
-    measuring.measure(asked, kept.append)
-    everyone = {"optimize", "eager", "torch_compile_max_autotune"}
-    assert [set(each.peers) for each in kept] == [
-        {"eager"},
-        {"eager"},
-        everyone - {"optimize"},
-        everyone - {"optimize"},
-    ]
-    assert [set(each.deviations) for each in kept] == [set(), {"optimize", "eager"}, {"optimize", "eager"}, everyone]
-    assert kept[-1].left_out == {"torch_compile_combo_kernels": "no such kernel"}
+    first, third = ("eager", "torch_compile_own_graph"), "torch_compile_reduce_overhead"
+    further = ("torch_compile_combo_kernels", "torch_compile_max_autotune")
+    measuring.measure(asking((*first, third), *further), kept.append)
+    every = {*first, third, further[1]}
+    assert [set(each.peers) for each in kept] == [{*first}, {*first, third}, {*first, third}, every, every]
+    ours = {"optimize", *first, third}
+    assert [set(each.deviations) for each in kept] == [set(), set(), ours, ours, {*ours, further[1]}]
+    assert "left out torch_compile_combo_kernels: no such kernel\n" in capsys.readouterr().err
 
 
-def test_a_peer_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_takes_too_long_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever ignores errors inside: the time is up again a second later."""
-    step = model_step("infer")
-    monkeypatch.setattr(measuring, "FURTHER_S", 0.05)
-    monkeypatch.setattr(measuring, "require_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(measuring, "load_step", lambda *_, **__: step)
-    monkeypatch.setattr(measuring, "gpu_facts", lambda _: measured().gpu)
-    monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
 
     def make(peer: str, step: ModelStep) -> Contender:
-        while True:
+        while peer != "eager":
             with contextlib.suppress(Exception):
                 threading.Event().wait(60)
+        return itself(peer, step)
 
-    monkeypatch.setattr(measuring, "make", make)
+    monkeypatch.setattr(measuring, "FURTHER_S", 0.05)
+    on_cpu(monkeypatch, make)
     kept: list[Measured] = []
-    asked = Asked("net", "infer", 4, "fp32", "contiguous", (), ("eager",), 3, 0.02, 0)  # type: ignore[arg-type]
-    measuring.measure(asked, kept.append)
-    assert kept[-1].left_out == {"eager": "not ready after 0.05 s"}
-    assert kept[-1].peers == {}
+    measuring.measure(asking(("eager",), "torch_compile_max_autotune"), kept.append)
+    assert [set(each.peers) for each in kept] == [{"eager"}, {"eager"}]
+    assert "left out torch_compile_max_autotune: not ready after 0.05 s" in capsys.readouterr().err
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_step_without_fp64_keeps_its_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_double(self: Exact, contender: Contender) -> float:
+        raise RuntimeError("not implemented for 'Double'")
+
+    on_cpu(monkeypatch, itself)
+    monkeypatch.setattr(Exact, "deviation", no_double)
+    kept: list[Measured] = []
+    measuring.measure(asking(("eager",)), kept.append)
+    assert kept[-1].deviations == {}
+    assert "not compared with FP64: not implemented for 'Double'" in capsys.readouterr().err
+
+
+def test_no_case_begins_without_time_and_each_knows_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first case takes 80 of 100 seconds, so the second is not begun."""
+    now, begun = [0.0], []
+
+    def takes_80_s(work: Any, asked: Asked, keep: Any) -> None:
+        begun.append(asked.within_s)
+        now[0] += 80.0
+        keep(measured())
+
+    monkeypatch.setattr(running, "alone", takes_80_s)
+    monkeypatch.setattr(running, "perf_counter", lambda: now[0])
+    recipe = read_recipe(recipe_file(tmp_path))
+    lines: list[str] = []
+    results = optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lines.append, within_s=100.0)
+    assert begun == [100.0]
+    assert len(results.cases) == 1
+    assert "no time is left for googlenet-train-b8" in lines
+    with pytest.raises(RecipeError, match="no case that can be measured in 1 s"):
+        optimize_cases(recipe, recipe.case, tmp_path / "none", "c", lines.append, within_s=1.0)
+
+
+def _sleeps(asked: Asked) -> None:
+    with measuring._ended_after(asked.within_s, print):
+        threading.Event().wait(60)
+
+
+def test_a_case_ends_with_its_time() -> None:
+    with pytest.raises(GpuError, match="the process of this step died"):
+        alone(_sleeps, replace(asking(()), within_s=0.1))
 
 
 def test_an_error_of_the_gpu_is_one_line() -> None:
@@ -254,7 +309,7 @@ def test_the_step_of_a_recipe_is_optimized_as_a_user_writes_it(monkeypatch: pyte
     monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
     for mode in ("train", "infer"):
         step = model_step(mode)
-        asked = Asked("net", mode, 4, "fp32", "contiguous", (), (), 3, 0.02, 0)  # type: ignore[arg-type]
+        asked = replace(asking(()), mode=mode)
         found = optimized(step, step.module, asked)(*tensors_of(step))
         assert isinstance(found, torch.Tensor)
 
@@ -267,7 +322,7 @@ def test_a_step_that_comes_back_as_it_was_is_a_failed_case(monkeypatch: pytest.M
     monkeypatch.setattr(measuring, "optimize", as_it_was)
     step = model_step("infer")
     with pytest.raises(CaptureError, match="it reads a value"):
-        optimized(step, step.module, Asked("net", "infer", 4, "fp32", "contiguous", (), (), 3, 0.02, 0))
+        optimized(step, step.module, asking(()))
 
 
 def test_deviation_is_from_the_step_in_fp64_and_leaves_the_models_state() -> None:

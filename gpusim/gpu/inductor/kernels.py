@@ -5,6 +5,7 @@ This module runs code from a trace: the caller has asked `gpusim.trace.trust` fi
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -40,6 +41,22 @@ def start_compiling(device: torch.device) -> None:
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.use_process_pool()
+
+
+def stop_compiling() -> None:
+    """End torch's processes that compile, whatever they compile; later kernels get new ones.
+
+    torch itself waits for them at the end of a process, up to minutes.
+    """
+    from torch._inductor import async_compile
+
+    pools = async_compile.AsyncCompile.process_pool
+    if pools.cache_info().currsize:
+        process = getattr(pools(), "process", None)
+        if isinstance(process, subprocess.Popen):
+            process.kill()
+            process.wait()
+    async_compile.after_fork()
 
 
 class Compiling:

@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -61,6 +61,8 @@ class Entry(Document, frozen=True, kw_only=True):
     sequential_ns: Nanoseconds
     optimized_ns: Nanoseconds
     predicted_ns: Nanoseconds
+    interval_ns: tuple[Nanoseconds, Nanoseconds]
+    """Interval of the prediction."""
     predicted_sequential_ns: Nanoseconds
 
 
@@ -111,7 +113,7 @@ def keep(
     trace: Trace,
     style: str,
     schedule: Schedule,
-    measured: Mapping[str, int],
+    measured: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> None:
     """Write an entry. A failure is reported and ignored.

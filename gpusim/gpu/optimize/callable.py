@@ -38,6 +38,8 @@ class Gain:
     peak_bytes: int
     decided_by: str
     worst_error: float
+    interval_ns: tuple[int, int] = (0, 0)
+    """Interval of the graph's prediction."""
     frontend: Frontend = "aten"
     """Origin of the kernels: `inductor` if any kernel is Inductor's."""
     around_ns: int = 0
@@ -50,7 +52,16 @@ class Gain:
     @property
     def predicted_call_ns(self) -> int:
         """Predicted time of one of many calls in a row, in ns: the longer of the GPU's and the host's time."""
-        return max(self.predicted_ns + self.around_ns, self.host_ns)
+        return self._call_ns(self.predicted_ns)
+
+    @property
+    def predicted_call_interval_ns(self) -> tuple[int, int]:
+        """Interval of that prediction, in ns."""
+        low, high = self.interval_ns
+        return self._call_ns(low), self._call_ns(high)
+
+    def _call_ns(self, graph_ns: int) -> int:
+        return max(graph_ns + self.around_ns, self.host_ns)
 
     @property
     def text(self) -> str:

@@ -47,6 +47,8 @@ class Candidate:
     ready: Ready
     time_ns: int
     predicted_ns: int
+    interval_ns: tuple[int, int] = (0, 0)
+    """Interval of the prediction."""
     plan: MemoryPlan | None = None
     """Memory plan that `ready` runs instead of the schedule, where no schedule keeps the limit."""
 
@@ -109,7 +111,7 @@ def candidates(
     except MemoryLimitError:  # a memory plan may keep it
         alone = Schedule.in_recorded_order(len(trace.ops))
         schedules = [alone.made("sequential", "gpusim.optimize", Evaluator(graph).makespan_ns(alone))]
-    return tried(captured, trace, executor, schedules, wanted.memory_limit_bytes, say)
+    return tried(captured, graph, executor, schedules, wanted.memory_limit_bytes, say)
 
 
 def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
@@ -130,7 +132,7 @@ def _schedules(explored: Explored) -> Iterator[Schedule]:
 
 def tried(
     captured: Captured,
-    trace: Trace,
+    graph: OpGraph,
     executor: Executor,
     schedules: list[Schedule],
     memory_limit_bytes: int | None,
@@ -146,25 +148,27 @@ def tried(
     ready: dict[str, Ready] = {}
     for number, schedule in enumerate(unique):
         try:
-            ready[str(number)] = executor.prepare(captured, trace, schedule)
+            ready[str(number)] = executor.prepare(captured, graph.trace, schedule)
         except GpusimError as cause:
             if not number:
                 raise
             say(f"left out {schedule.policy} on {schedule.stream_count} streams: {cause}")
-    timed = _timed(captured, unique, ready, executor)
+    timed = _timed(captured, graph, unique, ready, executor)
     sequential = timed["0"]
     kept = [c for c in timed.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
     if not kept:
         assert memory_limit_bytes is not None
-        return [_planned(captured, trace, executor, timed, memory_limit_bytes, say)], sequential
+        return [_planned(captured, graph, executor, timed, memory_limit_bytes, say)], sequential
     ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
-    best = [_best_recording(captured, trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]]
+    best = [
+        _best_recording(captured, graph.trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]
+    ]
     return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential
 
 
 def _planned(
     captured: Captured,
-    trace: Trace,
+    graph: OpGraph,
     executor: Executor,
     timed: Mapping[str, Candidate],
     limit_bytes: int,
@@ -174,7 +178,6 @@ def _planned(
     does.
     """
     say("planning its memory")
-    graph = OpGraph.build(trace, executor.hardware()[0])
     try:
         planned, problem = within_limit(captured, graph, limit_bytes, executor.device, say)
     except PlanError as cause:  # a step without tensors that a plan could move
@@ -185,7 +188,9 @@ def _planned(
         raise OptionError("; ".join(filter(None, (first, problem))))
     predicted_ns = planned.outcome.step_ns
     time_ns = executor.times_ns({"": planned.ready}, {"": predicted_ns})[""]
-    return Candidate(captured, timed["0"].schedule, planned.ready, time_ns, predicted_ns, planned.outcome.plan)
+    plan = planned.outcome.plan
+    interval_ns = graph.interval_ns(predicted_ns, plan.streams)
+    return Candidate(captured, timed["0"].schedule, planned.ready, time_ns, predicted_ns, interval_ns, plan)
 
 
 def _best_recording(
@@ -209,14 +214,16 @@ def _best_recording(
 
 
 def _timed(
-    captured: Captured, schedules: Sequence[Schedule], ready: Mapping[str, Ready], executor: Executor
+    captured: Captured, graph: OpGraph, schedules: Sequence[Schedule], ready: Mapping[str, Ready], executor: Executor
 ) -> dict[str, Candidate]:
     predicted = {name: schedules[int(name)].predicted_ns for name in ready}
     times = executor.times_ns(ready, predicted)
-    return {
-        name: Candidate(captured, schedules[int(name)], each, times[name], predicted[name])
-        for name, each in ready.items()
-    }
+    timed: dict[str, Candidate] = {}
+    for name, each in ready.items():
+        schedule, ns = schedules[int(name)], predicted[name]
+        interval_ns = graph.interval_ns(ns, schedule.stream_count, schedule.has_variants)
+        timed[name] = Candidate(captured, schedule, each, times[name], ns, interval_ns)
+    return timed
 
 
 def in_turns(groups: Sequence[Sequence[Candidate]], executor: Executor) -> list[Candidate]:

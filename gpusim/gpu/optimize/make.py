@@ -124,7 +124,9 @@ class StepMaker:
                 limit_bytes = self.wanted.memory_limit_bytes
                 if limit_bytes is not None and ready.peak_bytes > limit_bytes:
                     raise ReplayError(f"it takes {format_bytes(ready.peak_bytes)} now")
-                before = Candidate(of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns)
+                before = Candidate(
+                    of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns
+                )
                 verified = self._verified(step, captured, rates, [before], kept)
             except CANNOT_RUN as cause:
                 self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
@@ -151,6 +153,7 @@ class StepMaker:
             "sequential_ns": front.sequential.time_ns,
             "optimized_ns": chosen.time_ns,
             "predicted_ns": chosen.predicted_ns,
+            "interval_ns": chosen.interval_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
         if chosen.plan is None:  # an entry holds a schedule; a plan takes only seconds
@@ -281,6 +284,7 @@ class StepMaker:
             sequential_ns=sequential_ns,
             optimized_ns=chosen.time_ns,
             predicted_ns=chosen.predicted_ns,
+            interval_ns=chosen.interval_ns,
             predicted_sequential_ns=predicted_sequential_ns,
             kernels_chosen=chosen.schedule.has_variants,
             streams=chosen.streams,

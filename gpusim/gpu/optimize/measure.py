@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from gpusim.formats.results import Baseline
 from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timing
 from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
+from gpusim.gpu.inductor.kernels import stop_compiling
 from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
 from gpusim.gpu.optimize.garbage import no_collection
@@ -28,6 +31,8 @@ from gpusim.gpu.replay.timing import median_interval
 
 #: Rounds in which contenders take turns, and the length of each contender's part of a round, in ms.
 ROUNDS, ROUND_MS = 15, 30.0
+#: Number of peers in a case's first row, and rounds of a row that lacks peers.
+FIRST_PEERS, FIRST_ROUNDS = 2, 5
 BATCHES: Final = 2
 #: Time limit for making one of the `further` peers, in s: autotuning takes some 12 s for a convolution on an H200.
 FURTHER_S: Final = 90.0
@@ -44,10 +49,12 @@ class Asked:
     memory_format: MemoryFormat
     peers: tuple[Baseline, ...]
     further: tuple[Baseline, ...]
-    """Peers that take longest to make: everything is measured and stored before, and again with them."""
+    """Peers that take longest to make: everything is measured and stored before, and again with each of them."""
     streams: int
     budget_s: float | None
     seed: int
+    within_s: float | None = None
+    """Time after which the process ends, wherever it is."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,12 @@ class Measured:
     peer_bytes: dict[str, int]
     deviations: dict[str, float]
     """Deviation from the step in FP64, by contender; empty where dropout makes every step different."""
-    left_out: dict[str, str]
-    """Peers that failed, with the reason."""
     optimize_s: float
     compiled_before: bool
     """Whether Triton's cache had kernels at the start: `optimize_s` is then shorter than at a first start."""
     sequential_ns: int
     predicted_ns: int
+    predicted_interval_ns: tuple[int, int]
     predicted_sequential_ns: int
     streams: int
     policy: str
@@ -82,11 +88,13 @@ Keep = Callable[[Measured], None]
 def measure(asked: Asked, keep: Keep) -> None:
     """Optimize a step, make its peers, and time all in turns. Call it in a process of its own.
 
-    `keep` gets the measurements at once, then with the deviations from FP64, and then both once more with the `further`
-    peers. Raises `CaptureError` where the step cannot be optimized, `GpuError` for an error of the GPU.
+    `keep` gets the measurements after each stage: with the first peers, with all of them, with the deviations from
+    FP64, and both with each of the `further` peers. Raises `CaptureError` where the step cannot be optimized,
+    `GpuError` for an error of the GPU.
     """
-    with errors_of_the_gpu():
-        _measure(asked, keep, stopwatch())
+    say = stopwatch()
+    with errors_of_the_gpu(), _ended_after(asked.within_s, say):
+        _measure(asked, keep, say)
 
 
 def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
@@ -113,36 +121,35 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
     contenders = {"optimize": Contender(fast, model)}
     batches = batches_of(step)
     say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us; {said(gain)}")
-    left_out: dict[str, str] = {}
+    gpu = gpu_facts(lambda: fast(*tensors_of(step)))
     deviations: dict[str, float] = {}
-    gpu: Gpu | None = None
-    for peers in filter(None, (asked.peers, asked.further)):
-        for peer in peers:
+    for stage in stages(asked):
+        for peer in stage.peers:
             say(f"making {peer}")
             try:
-                with time_limit(FURTHER_S) if peer in asked.further else nullcontext():
+                with time_limit(FURTHER_S) if stage.further else nullcontext():
                     contenders[peer] = make(peer, step)
             except TimeIsUp:
-                left_out[peer] = f"not ready after {FURTHER_S:g} s"
-                say(f"left out {peer}: {left_out[peer]}")
+                stop_compiling()
+                say(f"left out {peer}: not ready after {FURTHER_S:g} s")
             except Exception as cause:  # torch.compile raises errors of many kinds
-                left_out[peer] = (str(cause) or type(cause).__name__).splitlines()[0]
-                say(f"left out {peer}: {left_out[peer]}")
+                say(f"left out {peer}: {first_line(cause)}")
+        if stage.further and not contenders.keys() & set(stage.peers):
+            continue
         say("timing all in turns")
-        times = times_in_turns({name: each.call for name, each in contenders.items()}, batches)
-        say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us beside what the others hold")
-        gpu = gpu or gpu_facts(lambda: fast(*tensors_of(step)))
+        calls = {name: each.call for name, each in contenders.items()}
+        times = times_in_turns(calls, batches, ROUNDS if stage.complete else FIRST_ROUNDS)
         measured = Measured(
             gpu=gpu,
             optimized=times.pop("optimize"),
             peers=times,
             peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
             deviations=dict(deviations),
-            left_out=dict(left_out),
             optimize_s=optimize_s,
             compiled_before=compiled_before,
             sequential_ns=gain.sequential_ns,
             predicted_ns=gain.predicted_call_ns,
+            predicted_interval_ns=gain.predicted_call_interval_ns,
             predicted_sequential_ns=gain.predicted_sequential_ns,
             streams=gain.streams,
             policy=gain.policy,
@@ -152,14 +159,57 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
             frontend=gain.frontend,
         )
         keep(measured)
-        for name, each in contenders.items():
-            if name not in deviations:
-                say(f"comparing {name} with FP64")
-                found = exact.deviation(each)
-                if found is not None:
-                    deviations[name] = found
-        keep(replace(measured, deviations=dict(deviations)))
+        if stage.complete:
+            say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us beside what the others hold")
+            _compare(contenders, exact, deviations, say)
+            keep(replace(measured, deviations=dict(deviations)))
     say("measured")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Peers that are made together, before all are timed and stored."""
+
+    peers: tuple[Baseline, ...]
+    complete: bool
+    """Whether all peers of the recipe are there: times are final, and deviations are computed."""
+    further: bool
+    """Whether it may be left out: its peers have a time limit."""
+
+
+def stages(asked: Asked) -> list[Stage]:
+    """Return the stages: a row is kept after each, and an error of a later one leaves it."""
+    ends = sorted({min(FIRST_PEERS, len(asked.peers)), *range(FIRST_PEERS, len(asked.peers) + 1)})
+    begins = [0, *ends[:-1]]
+    made = [asked.peers[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    return [
+        *(Stage(peers, end == len(asked.peers), False) for peers, end in zip(made, ends, strict=True) if peers),
+        *(Stage((peer,), True, True) for peer in asked.further),
+    ]
+
+
+def _compare(
+    contenders: Mapping[str, Contender], exact: Exact, deviations: dict[str, float], say: Callable[[str], None]
+) -> None:
+    """Add missing deviations from FP64. An error of the GPU is raised, another one is said."""
+    for name, each in contenders.items():
+        if name in deviations:
+            continue
+        say(f"comparing {name} with FP64")
+        try:
+            found = exact.deviation(each)
+        except torch.AcceleratorError:
+            raise
+        except Exception as cause:  # FP64 may lack an operator, or memory
+            say(f"not compared with FP64: {first_line(cause)}")
+            continue
+        if found is not None:
+            deviations[name] = found
+
+
+def first_line(cause: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
+    return (str(cause) or type(cause).__name__).splitlines()[0]
 
 
 class TimeIsUp(BaseException):
@@ -180,6 +230,24 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _ended_after(seconds: float | None, say: Callable[[str], None]) -> Iterator[None]:
+    """End the process after so many seconds: a compiler in a library cannot be interrupted otherwise."""
+
+    def end() -> None:
+        say("no time is left")
+        os._exit(1)
+
+    timer = threading.Timer(0.0 if seconds is None else seconds, end)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
