@@ -54,6 +54,22 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+def test_the_hosts_pace_leaves_out_calls_that_wait_for_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call into the empty queue takes 900 ns, those behind the kernel 100 ns, every fifth one waits 5,000 ns."""
+    now = [0]
+    took = iter([900, *([100, 100, 100, 100, 5000] * 2)])
+    held: list[int] = []
+    monkeypatch.setattr(timing, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", held.append)
+
+    def work() -> None:
+        now[0] += next(took)
+
+    assert timing.host_ns_behind(work) == 100
+    assert held == [4 * 900 * 10]  # twice the time of ten such calls, at two cycles a ns
+
+
 def test_contenders_take_turns_and_the_first_of_a_round_alternates(rounds: list[str]) -> None:
     found = time_interleaved({"a": lambda: "a", "bb": lambda: "bb"}, rounds=3)
     assert rounds == ["a", "bb", "bb", "a", "a", "bb"]

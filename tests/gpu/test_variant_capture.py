@@ -12,7 +12,7 @@ import torch
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Kernel, Op, Storage, Tensor, TensorInit, VariantSettings
 from gpusim.gpu.capture import variants as variant_capture
-from gpusim.gpu.capture.variants import choose_variants, equal_calls, in_turns, launches
+from gpusim.gpu.capture.variants import choose_variants, equal_calls, in_turns, launches, longest_first
 from gpusim.gpu.replay.decompositions import MIN_OP_NS
 from gpusim.gpu.replay.execute import Runner
 from gpusim.gpu.replay.fusion import chains_of
@@ -123,6 +123,19 @@ def test_only_operators_without_variants_are_measured(monkeypatch: pytest.Monkey
     again = msgspec.structs.replace(one.ops[0], name="again")
     assert equal_calls(msgspec.structs.replace(known, ops=(*known.ops, again))) == {}
     assert equal_calls(msgspec.structs.replace(one, ops=(*one.ops, again))) == {0: [0, 1]}
+
+
+def test_calls_that_take_longest_in_the_step_are_tuned_first() -> None:
+    """Two equal calls of 6 us together come before one of 10 us only where they take longer: 2 x 6 > 10."""
+    one = conv_trace().ops[0]
+
+    def taking(ns: int, name: str) -> Op:
+        return msgspec.structs.replace(one, name=name, kernels=(kernel(ns),))
+
+    alone = msgspec.structs.replace(taking(10_000, "alone"), kernels=(kernel(10_000, HALF),))
+    made = msgspec.structs.replace(conv_trace(), ops=(alone, taking(6_000, "a"), taking(6_000, "b")))
+    assert equal_calls(made) == {0: [0], 1: [1, 2]}
+    assert [each.op for each in longest_first(made, [call(0, "benchmark"), call(1, "benchmark")])] == [1, 0]
 
 
 def call(op: int, name: str) -> Any:

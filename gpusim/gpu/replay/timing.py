@@ -75,22 +75,23 @@ def queued_ns(work: Callable[[], object], calls: int = 20) -> float:
 
 
 def host_ns_behind(work: Callable[[], object], calls: int = 10) -> float:
-    """Return the host time of one call in ns: `calls` in a row, queued behind a kernel that outlasts them.
+    """Return the median host time of one call in ns, of `calls` in a row, queued behind a kernel that outlasts them.
 
     The pace of calls in a row differs from the time of one call into an empty queue, by a factor of 2 for graphs of
-    some hundred kernels on an H200.
+    some hundred kernels on an H200. The median leaves out calls that wait for room in the queue.
     """
     torch.cuda.synchronize()
     begin_ns = perf_counter_ns()
     work()
     once_ns = perf_counter_ns() - begin_ns
     torch.cuda._sleep(round(HEAD_START * SPIN_CYCLES_PER_NS * once_ns * calls))
-    begin_ns = perf_counter_ns()
+    times_ns: list[int] = []
     for _ in range(calls):
+        begin_ns = perf_counter_ns()
         work()
-    host_ns = perf_counter_ns() - begin_ns
+        times_ns.append(perf_counter_ns() - begin_ns)
     torch.cuda.synchronize()
-    return host_ns / calls
+    return statistics.median(times_ns)
 
 
 class Recording(Protocol):
