@@ -29,7 +29,7 @@ from gpusim.gpu.inductor.arguments import (
 from gpusim.gpu.inductor.functional import FunctionalGraph, calls_of
 from gpusim.gpu.inductor.nodes import Nodes, refused
 from gpusim.gpu.inductor.places import Places
-from gpusim.gpu.inductor.seam import Line, Lines
+from gpusim.gpu.inductor.seam import Line, Lines, named_alike
 from gpusim.gpu.replay.encode import encode
 from gpusim.gpu.replay.operators import is_random
 
@@ -88,7 +88,7 @@ class _Reader:
             if type(line.node).__name__ == "WorkspaceArg":
                 self.places.add_workspace(line.node)
         elif kind == "KernelDefinitionLine":
-            self._bodies[line.kernel_name] = line.kernel_body
+            self._bodies[line.kernel_name] = named_alike(line.kernel_name, line.kernel_body)
         elif kind == "KernelCallLine":
             self._take_kernel(line, noted.node)
         elif kind == "ExternKernelOutLine":

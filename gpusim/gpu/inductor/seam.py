@@ -42,6 +42,17 @@ class Lines:
 OWN: Final = "_gpusim"
 
 
+def named_alike(name: str, body: str) -> str:
+    """Return the text of a kernel of ours without the number in its name.
+
+    Kernels that two styles have in common then have one text, which torch compiles once.
+    """
+    if not name.endswith(OWN):
+        return body
+    stem, _, number = name.removesuffix(OWN).rpartition("_")
+    return body.replace(name, f"{stem}{OWN}") if stem and number.isdecimal() else body
+
+
 def compile_graph(
     graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result], suffix: str = ""
 ) -> Result:
