@@ -40,17 +40,22 @@ class Lines:
 #: Suffix of the names of kernels in CUDA graphs. torch returns one object per text, so a kernel that a later
 #: torch.compile tunes again or unloads must have another name.
 OWN: Final = "_gpusim"
+#: End of a Triton kernel's text within the statement that compiles it.
+TEXT_ENDS: Final = "'''"
 
 
 def named_alike(name: str, body: str) -> str:
-    """Return the text of a kernel of ours without the number in its name.
+    """Return the text of a kernel of ours, named without its number and style; the text still ends with the style.
 
-    Kernels that two styles have in common then have one text, which torch compiles once.
+    Triton caches code by the function's own text, so that kernels that two styles have in common are compiled once.
+    torch goes by the whole text, so that each style has kernels of its own.
     """
-    if not name.endswith(OWN):
+    head, own, style = name.rpartition(OWN)
+    stem, _, number = head.rpartition("_")
+    end = body.rfind(TEXT_ENDS)
+    if not own or not stem or not number.isdecimal() or name not in body or end < 0:
         return body
-    stem, _, number = name.removesuffix(OWN).rpartition("_")
-    return body.replace(name, f"{stem}{OWN}") if stem and number.isdecimal() else body
+    return f"{body[:end]}# {own}{style}\n{body[end:]}".replace(name, f"{stem}{own}")
 
 
 def compile_graph(
