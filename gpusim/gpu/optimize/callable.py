@@ -46,6 +46,10 @@ class Gain:
     """GPU time of a call outside the graph, in ns, measured around an empty one: copies of inputs and results."""
     host_ns: int = 0
     """Host time of a call, in ns."""
+    device_ns: int = 0
+    """GPU time of the graph in ns, where the host launches it early enough."""
+    launch_ns: int = 0
+    """Host time of the graph's launch, in ns."""
     without: str = ""
     """Reason why requested kernels of Inductor were not tried."""
 

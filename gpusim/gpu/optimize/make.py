@@ -7,7 +7,7 @@ with other kernels of their calls, and the schedule that is fastest on the GPU i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, Final
 
@@ -45,14 +45,23 @@ SEARCHED, MAY_BE_SLOWER = 2, 1.25
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Parts of a call's time in ns, as in `Gain`."""
+
+    around_ns: int
+    host_ns: int
+    device_ns: int
+    launch_ns: int
+
+
+@dataclass(frozen=True)
 class Checked:
     """A candidate with eager's results."""
 
     variant: Variant
     candidate: Candidate
     worst_error: float
-    around_ns: int
-    host_ns: int
+    costs: Costs
 
 
 @dataclass(frozen=True)
@@ -293,8 +302,7 @@ class StepMaker:
             decided_by=decided_by,
             worst_error=verified.worst_error,
             frontend=chosen.captured.frontend,
-            around_ns=verified.around_ns,
-            host_ns=verified.host_ns,
+            **asdict(verified.costs),
             without=without,
         )
         return verified.variant, gain
@@ -339,13 +347,13 @@ class StepMaker:
                         problem = problem or cause
                         self.say(f"left out: {cause}")
                         continue
-                    around_ns, host_ns = self._costs_ns(variant, captured)
-            return Checked(variant, candidate, checked.worst, around_ns, host_ns)
+                    costs = self._costs(variant, captured)
+            return Checked(variant, candidate, checked.worst, costs)
         assert problem is not None
         raise problem
 
-    def _costs_ns(self, variant: Variant, captured: Captured) -> tuple[int, int]:
-        """Return the device's time around the graph and the host's time of a call. The state advances."""
+    def _costs(self, variant: Variant, captured: Captured) -> Costs:
+        """Measure the parts of a call. The state advances."""
         tensors = [tensor.clone() for tensor in captured.inputs]
 
         def call() -> Any:  # with the checks of a call, which take the host's time too
@@ -353,8 +361,12 @@ class StepMaker:
             variant.adopt()
             return variant.run(tensors)
 
-        around_ns = self.executor.around_ns(lambda graph: variant.around(graph, tensors))
-        return around_ns, self.executor.host_ns(call)
+        return Costs(
+            around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors)),
+            host_ns=self.executor.host_ns(call),
+            device_ns=self.executor.device_ns(variant.ready.run),
+            launch_ns=self.executor.host_ns(variant.ready.run),
+        )
 
 
 def _without_tf32(run: Callable[[], Any]) -> Any:

@@ -267,7 +267,8 @@ def alone_ns(call: Call, batches: Sequence[tuple[Any, ...]]) -> int:
 def said(gain: Gain) -> str:
     """Return a one-line breakdown of a call's time."""
     return (
-        f"the graph {gain.optimized_ns / 1e3:.1f} us (predicted {gain.predicted_ns / 1e3:.1f}), copies around it "
+        f"the graph {gain.optimized_ns / 1e3:.1f} us (predicted {gain.predicted_ns / 1e3:.1f}, on the GPU alone "
+        f"{gain.device_ns / 1e3:.1f}, its launch on the host {gain.launch_ns / 1e3:.1f}), copies around it "
         f"{gain.around_ns / 1e3:.1f}, the host {gain.host_ns / 1e3:.1f}"
     )
 

@@ -160,11 +160,13 @@ class CudaExecutor:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             tick.add_(1)
         times = {"call": lambda: call(graph.replay), "graph": graph.replay}
+        ns = {name: self.device_ns(work) for name, work in times.items()}
+        return max(0, ns["call"] - ns["graph"])
+
+    def device_ns(self, call: Callable[[], object]) -> int:
+        """Return the median GPU time of one call in a row, in ns; all are queued while the GPU is held back."""
         with torch.no_grad():
-            ns = {
-                name: statistics.median(queued_ns(work) for _ in range(AROUND_ROUNDS)) for name, work in times.items()
-            }
-        return max(0, round(ns["call"] - ns["graph"]))
+            return round(statistics.median(queued_ns(call) for _ in range(AROUND_ROUNDS)))
 
     def host_ns(self, call: Callable[[], object]) -> int:
         """Return the median host time of one call in a row of them, in ns; the GPU is held back meanwhile."""
