@@ -200,7 +200,7 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     schedule_frac: Fraction
     """Error of all other schedules."""
     cache_frac: Fraction = 0.0
-    """Further slowdown of a schedule on several streams whose step may lose the L2 cache (`gpusim.plan.l2_cache`)."""
+    """Further slowdown on several streams where a step may lose the L2 cache, beyond predicted misses."""
     products_frac: Fraction = 0.0
     """Further slowdown of a schedule on several streams, per share of small matrix products in the time of its step
     (`gpusim.plan.products`).

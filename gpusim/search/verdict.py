@@ -161,7 +161,8 @@ def verdict(
         source = f" It runs other kernels, which are less well known: it may take {variants:.1%} longer.{source}"
     if cache:
         source = (
-            f" Its memory fits the L2 cache on one stream and may not on several: it may take {cache:.0%} longer."
+            f" Its memory fits the L2 cache on one stream and may not on several: it may take {cache:.0%} longer than "
+            "predicted."
         ) + source
     if estimated:
         source = f" The kernels are estimated: capture the step on its GPU before you rely on this.{source}"

@@ -93,6 +93,6 @@ def test_verdict_says_what_the_cache_may_cost() -> None:
     bound = bounds(graph)
     found = verdict(model, 2000, 1000, "wavefront", 2, bound, graph.may_lose_cache)
     assert (round(found.low, 2), found.high, found.may_lose_cache) == (1.82, 2.0, True)
-    assert "may not on several: it may take 10% longer" in found.text
+    assert "may not on several: it may take 10% longer than predicted" in found.text
     assert not verdict(model, 2000, 1000, "sequential", 1, bound, graph.may_lose_cache).may_lose_cache
     assert "L2" not in verdict(model, 2000, 1000, "wavefront", 2, bound).text
