@@ -53,8 +53,9 @@ class Evaluator:
         return int(self._run(schedule, mode, peak=False).makespan_ns[0])
 
     def _needs_plan(self, schedule: Schedule) -> bool:
-        loses_cache = self.graph.may_lose_cache and schedule.stream_count > 1
-        return self._engine.name != "fast" or bool(schedule.partitions) or loses_cache
+        if self._engine.name != "fast" or schedule.partitions:
+            return True
+        return schedule.stream_count > 1 and self.graph.predicts_misses
 
     def _run(self, schedule: Schedule, mode: LaunchMode, peak: bool) -> Evaluated:
         variants = [schedule.variants] if schedule.variants else None

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gpusim.formats.trace import Op, Trace
+from gpusim.formats.trace import Op
 from gpusim.plan.allocator import Block, CachingAllocator, rounded
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.plan.sync import kept_storages, plan_sync, storages_touched
+from gpusim.plan.sync import StepSync, kept_storages, plan_sync_of, storages_touched
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import LAYOUT, SPLIT_SUM, TRANSFORM, family
 from gpusim.rules.l2_cache import lost_ns, usable_bytes
@@ -31,6 +31,8 @@ COPYING: Final = (LAYOUT, TRANSFORM, SPLIT_SUM)
 #: Number of warps assumed for a memory operation.
 MEMORY_NODE_WARPS: Final = 1 << 10
 WARP_THREADS: Final = 32
+#: Ops with misses of all schedules of a step whose misses are kept: reports ask for the same schedule several times.
+MOST_KNOWN_OPS: Final = 200_000
 
 
 class Miss(NamedTuple):
@@ -40,27 +42,45 @@ class Miss(NamedTuple):
     written_bytes: int
 
 
+NO_MISS: Final = Miss(0, 0)
+
 Touch = tuple[range, bool]
 """Chunks of memory, with True if the op reads them."""
+
+Asked = tuple[Sequence[int], Sequence[int], int]
+"""Order and streams of a schedule, and chunks of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """Data shared by all schedules of a step."""
 
-    accesses: Sequence[tuple[frozenset[int], frozenset[int]]]
+    sync: StepSync
+    accesses: Sequence[tuple[tuple[int, int, bool], ...]]
+    """Of each op: storage, size in bytes, and True if the op reads it."""
     mentioned: Sequence[frozenset[int]]
+    workspaces: Sequence[int]
+    """Workspace of each op, in bytes."""
     lasting: dict[int, int]
     """Addresses of storages that live throughout."""
+    missed: dict[Asked, dict[int, Miss]]
+    """Misses of the newest schedules, for each op that has any."""
 
     @classmethod
-    def of(cls, trace: Trace) -> _Step:
+    def of(cls, graph: OpGraph) -> _Step:
+        trace = graph.trace
         addresses: dict[int, int] = {}
         end = 0
         for storage in sorted(kept_storages(trace)):
             addresses[storage] = end
             end += rounded(max(1, trace.storages[storage].bytes))
-        return cls(list(reads_writes_storages(trace)), storages_touched(trace), addresses)
+        accesses, workspaces = [], []
+        for op, (reads, writes) in zip(trace.ops, reads_writes_storages(trace), strict=True):
+            sizes = {storage: trace.storages[storage].bytes for storage in reads | writes}
+            accesses.append(tuple((storage, size, storage in reads) for storage, size in sizes.items()))
+            workspaces.append(workspace_bytes(op, sizes.values()))
+        sync = StepSync.of(trace, graph.preds, graph.covered)
+        return cls(sync, accesses, storages_touched(trace), workspaces, addresses, {})
 
 
 def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, ...]]:
@@ -70,19 +90,14 @@ def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, 
     misses. `graph` has the kernels of the schedule as its captured ones.
     """
     memory = graph.hardware.memory
-    if schedule.stream_count < 2 or memory.l2_bytes_per_ns == 0.0 or not graph.may_lose_cache:
+    if schedule.stream_count < 2 or not graph.predicts_misses:
         return {}
-    step: _Step = graph.encoded.get("touched memory") or _Step.of(graph.trace)
+    step = _step_of(graph)
     chunks = int(usable_bytes(memory)) // CHUNK_BYTES
-    before = graph.encoded.get("misses of one stream")
-    if before is None:
-        alone = Schedule.in_recorded_order(len(graph))
-        before = misses(touched(graph, step, alone), alone.order, chunks)
-        graph.encoded.update({"touched memory": step, "misses of one stream": before})
-    now = misses(touched(graph, step, schedule), schedule.order, chunks)
+    before = _misses_of(graph, step, Schedule.in_recorded_order(len(graph)), chunks)
     lost: dict[int, tuple[float, ...]] = {}
-    for op, miss in now.items():
-        base = before.get(op, Miss(0, 0))
+    for op, miss in _misses_of(graph, step, schedule, chunks).items():
+        base = before.get(op, NO_MISS)
         read_bytes = max(0, miss.read_bytes - base.read_bytes)
         written_bytes = max(0, miss.written_bytes - base.written_bytes)
         total_ns = sum(task.dur_ns for task in graph.tasks[op])
@@ -94,6 +109,31 @@ def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, 
     return lost
 
 
+def _step_of(graph: OpGraph) -> _Step:
+    """Return the shared data of a graph's step, that of the graph it was made from if dependencies are the same."""
+    step: _Step | None = graph.encoded.get("touched memory")
+    if step is None:
+        alike: OpGraph | None = graph.encoded.get("alike")
+        step = _step_of(alike) if alike is not None and alike.preds is graph.preds else _Step.of(graph)
+        graph.encoded["touched memory"] = step
+    return step
+
+
+def _misses_of(graph: OpGraph, step: _Step, schedule: Schedule, chunks: int) -> dict[int, Miss]:
+    """Return the misses of each op that has any."""
+    asked = (schedule.order, schedule.streams, chunks)
+    found = step.missed.pop(asked, None)
+    if found is None:
+        missed = misses(touched(graph, step, schedule), schedule.order, chunks)
+        found = {op: miss for op, miss in missed.items() if miss != NO_MISS}
+    step.missed[asked] = found
+    for old in list(step.missed)[:-1]:
+        if sum(map(len, list(step.missed.values()))) <= MOST_KNOWN_OPS:  # other threads may use it, too
+            break
+        step.missed.pop(old, None)
+    return found
+
+
 def slower_by_misses(task: Task, missed_ns: float) -> Task:
     """Return a task that loses this time to misses."""
     return msgspec.structs.replace(task, dur_ns=task.dur_ns + missed_ns, missed_ns=missed_ns)
@@ -102,7 +142,7 @@ def slower_by_misses(task: Task, missed_ns: float) -> Task:
 def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[Touch]]:
     """Return the accesses of each op with work, in the memory given by the allocator of its stream."""
     trace = graph.trace
-    sync = plan_sync(trace, graph.preds, schedule.order, schedule.streams, graph.covered)
+    sync = plan_sync_of(step.sync, schedule.order, schedule.streams)
     addresses = dict(step.lasting)
     pools: dict[int, CachingAllocator] = {}
     blocks: dict[int, tuple[CachingAllocator, Block | None]] = {}
@@ -112,7 +152,7 @@ def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[T
             if storage in blocks:
                 pool, block = blocks.pop(storage)
                 pool.release(block)
-        if not trace.ops[op].kernels and not trace.ops[op].writes:
+        if not step.sync.works[op]:
             continue
         stream = schedule.streams[op]
         pool, base = pools.setdefault(stream, CachingAllocator()), (stream + 1) << STREAM_BITS
@@ -122,10 +162,8 @@ def touched(graph: OpGraph, step: _Step, schedule: Schedule) -> dict[int, list[T
                 blocks[storage] = (pool, block)
                 if block is not None:
                     addresses[storage] = base + block.address
-        reads, writes = step.accesses[op]
-        sizes = {storage: trace.storages[storage].bytes for storage in reads | writes}
-        touches = [(_chunks(addresses[s], size), s in reads) for s, size in sizes.items() if size]
-        workspace = pool.allocate(workspace_bytes(trace.ops[op], sizes.values()))
+        touches = [(_chunks(addresses[storage], size), read) for storage, size, read in step.accesses[op] if size]
+        workspace = pool.allocate(step.workspaces[op])
         if workspace is not None:
             touches.append((_chunks(base + workspace.address, workspace.bytes), False))
             pool.release(workspace)

@@ -16,7 +16,7 @@ from gpusim.io.file_limits import FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP
 from gpusim.notebook import short_name, short_repr
 from gpusim.plan.anchor import anchor, anchored
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
-from gpusim.plan.l2_cache import may_lose_cache
+from gpusim.plan.l2_cache import Touched, touched
 from gpusim.plan.products import small_products_share
 from gpusim.plan.tasks import Task
 from gpusim.text import short_value
@@ -123,7 +123,18 @@ class OpGraph:
     @cached_property
     def may_lose_cache(self) -> bool:
         """True if schedules on several streams may lose the L2 cache and take longer than predicted."""
-        return may_lose_cache(self.trace, self.hardware.memory)
+        return self.memory_touched.may_lose_cache(self.hardware.memory)
+
+    @property
+    def predicts_misses(self) -> bool:
+        """True if plans on several streams include losses to L2 cache misses (`gpusim.plan.cache_misses`)."""
+        return self.hardware.memory.l2_bytes_per_ns > 0.0 and self.may_lose_cache
+
+    @cached_property
+    def memory_touched(self) -> Touched:
+        """Memory that a replay of the step touches."""
+        alike: OpGraph | None = self.encoded.get("alike")
+        return touched(self.trace) if alike is None else alike.memory_touched
 
     @cached_property
     def small_products(self) -> float:

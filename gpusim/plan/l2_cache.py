@@ -27,6 +27,10 @@ class Touched:
     at_most_bytes: int
     """All bytes, without reuse of memory."""
 
+    def may_lose_cache(self, memory: Memory) -> bool:
+        """Return True if the step fits the cache on one stream and may not on several."""
+        return may_lose(memory, self.one_stream_bytes, self.at_most_bytes)
+
 
 def touched(trace: Trace) -> Touched:
     """Return the memory that a replay of a step touches in recorded order."""
@@ -50,9 +54,3 @@ def touched(trace: Trace) -> Touched:
         peak = max(peak, level)
     lasting_bytes = sum(sizes[storage] for storage in lasting)
     return Touched(lasting_bytes, lasting_bytes + peak, lasting_bytes + sum(sizes[storage] for storage in first))
-
-
-def may_lose_cache(trace: Trace, memory: Memory) -> bool:
-    """Return True if a step fits the cache on one stream and may not on several."""
-    memory_use = touched(trace)
-    return may_lose(memory, memory_use.one_stream_bytes, memory_use.at_most_bytes)

@@ -64,7 +64,40 @@ def plan_sync(
 
     `covered` maps each fused op to the op that does its work, which then also needs its storages.
     """
-    preds = through_views(trace, preds)
+    return plan_sync_of(StepSync.of(trace, preds, covered or {}), order, streams)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSync:
+    """What the sync plans of all schedules of a step share."""
+
+    preds: Sequence[Sequence[int]]
+    """Predecessors with GPU work, of each op with GPU work."""
+    works: Sequence[bool]
+    """True for ops with GPU work (`works`)."""
+    touched: Sequence[frozenset[int]]
+    """Storages that each op needs, with those of ops fused into it."""
+    kept: frozenset[int]
+    early: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trace: Trace, preds: Sequence[Sequence[int]], covered: Mapping[int, int]) -> StepSync:
+        """Return it for a step; arguments as of `plan_sync`."""
+        touched = storages_touched(trace)
+        for op, doing in covered.items():
+            touched[doing] |= touched[op]
+        return cls(
+            through_views(trace, preds),
+            [works(op) for op in trace.ops],
+            touched,
+            kept_storages(trace),
+            written_in_parts(trace),
+        )
+
+
+def plan_sync_of(step: StepSync, order: Sequence[int], streams: Sequence[int]) -> SyncPlan:
+    """Return waits and releases of a legal schedule, as `plan_sync`."""
+    preds = step.preds
     n_streams = max(streams, default=0) + 1
     clocks = _Clocks([{} for _ in range(n_streams)])
     place_in: dict[int, int] = {}
@@ -75,12 +108,11 @@ def plan_sync(
     roots: set[int] = set()
     waits: list[tuple[int, ...]] = []
     releases: list[tuple[int, ...]] = []
-    memory = _Memory.of(trace, order, covered or {})
-    early = written_in_parts(trace)
-    memory.owner.update(dict.fromkeys(early, 0))
+    memory = _Memory.of(step, order)
+    memory.owner.update(dict.fromkeys(step.early, 0))
     for position, op in enumerate(order):
         stream = streams[op]
-        if not works(trace.ops[op]):
+        if not step.works[op]:
             waits.append(())
             releases.append(())
             memory.use(op, None)
@@ -109,7 +141,7 @@ def plan_sync(
             ends.append(op)
             records.add(op)
             clocks.learn(0, clocks.at_end[op])
-    return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots), early)
+    return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots), step.early)
 
 
 def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
@@ -139,22 +171,19 @@ class _Memory:
     """Live storages: owner stream, users and remaining uses of each, and dead ones to release once users have ended."""
 
     remaining: dict[int, int]
-    touched: list[frozenset[int]]
+    touched: Sequence[frozenset[int]]
     kept: frozenset[int]
     owner: dict[int, int] = field(default_factory=dict)
     users: dict[int, list[int]] = field(default_factory=dict)
     dead: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Trace, order: Sequence[int], covered: Mapping[int, int]) -> _Memory:
-        touched = storages_touched(trace)
-        for op, doing in covered.items():
-            touched[doing] |= touched[op]
+    def of(cls, step: StepSync, order: Sequence[int]) -> _Memory:
         remaining: dict[int, int] = {}
         for op in order:
-            for storage in touched[op]:
+            for storage in step.touched[op]:
                 remaining[storage] = remaining.get(storage, 0) + 1
-        return cls(remaining, touched, kept_storages(trace))
+        return cls(remaining, step.touched, step.kept)
 
     def use(self, op: int, stream: int | None) -> None:
         """Record the launch of op `op` on `stream`; for a view (None), only the remaining uses change."""
@@ -174,9 +203,14 @@ class _Memory:
         """Return the storages allocated on `stream` that its next op may release: all users are known to have ended."""
         free: list[int] = []
         wait: list[int] = []
+        known = clocks.known[stream]
         for storage in self.dead.get(stream, ()):
-            known = all(clocks.knows(stream, streams[user], place_in[user]) for user in self.users[storage])
-            (free if known else wait).append(storage)
+            for user in self.users[storage]:  # a plain loop: steps may have a million ops
+                if known.get(streams[user], 0) < place_in[user]:
+                    wait.append(storage)
+                    break
+            else:
+                free.append(storage)
         self.dead[stream] = wait
         return tuple(free)
 

@@ -8,7 +8,7 @@ import pytest
 from gpusim.bounds.bounds import bounds
 from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.l2_cache import Touched, may_lose_cache, touched
+from gpusim.plan.l2_cache import Touched, touched
 from gpusim.plan.schedule import Schedule
 from gpusim.rules.l2_cache import USABLE_SHARE
 from gpusim.search.explore import Row, choose
@@ -44,13 +44,13 @@ def test_memory_that_a_step_touches_is_that_of_the_hand_worked_example() -> None
 @pytest.mark.parametrize(("usable_kib", "wanted"), [(2.9, False), (3.0, True), (4.9, True), (5.0, False)])
 def test_step_may_lose_a_cache_that_holds_it_on_one_stream_and_not_at_most(usable_kib: float, wanted: bool) -> None:
     memory = with_cache(round(usable_kib * KIB / USABLE_SHARE) + 1).memory
-    assert may_lose_cache(make_trace(STEPS, elements=KIB // 4), memory) is wanted
+    assert touched(make_trace(STEPS, elements=KIB // 4)).may_lose_cache(memory) is wanted
 
 
 def test_of_the_bundled_steps_only_googlenet_inference_may_lose_the_cache() -> None:
     """Its 27 MB of parameters stay in 60 MiB; Inception-v3's 97 MB never do, SqueezeNet's 26 MB in total always do."""
     found = {
-        name: may_lose_cache(load_trace(name), H200.memory)
+        name: touched(load_trace(name)).may_lose_cache(H200.memory)
         for name in ("googlenet-infer-b1", "inception_v3-infer-b1", "squeezenet1_1-infer-b1", "googlenet-train-b8")
     }
     assert [name for name, exposed in found.items() if exposed] == ["googlenet-infer-b1"]

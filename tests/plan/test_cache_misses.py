@@ -50,13 +50,12 @@ def test_what_fits_is_read_from_the_cache_in_the_second_step() -> None:
 
 def test_every_tensor_has_memory_of_its_own_stream_also_the_first(graph: OpGraph) -> None:
     """The first block of a stream is at address 0 of its pool; no stream's range meets that of lasting storages."""
-    step = _Step.of(graph.trace)
+    step = _Step.of(graph)
     streams = tuple(2000 if op % 2 else 0 for op in range(len(graph)))
     alone = Schedule.in_recorded_order(len(graph))
     for schedule in (alone, Schedule(order=alone.order, streams=streams)):
         for op, touches in touched(graph, step, schedule).items():
-            reads, writes = step.accesses[op]
-            sized = [s for s in reads | writes if graph.trace.storages[s].bytes]
+            sized = [storage for storage, size_bytes, _ in step.accesses[op] if size_bytes]
             assert len(sized) <= len(touches) <= len(sized) + 1, "each storage, and perhaps a workspace"
             ranges = {chunks.start * CHUNK_BYTES >> STREAM_BITS for chunks, _ in touches}
             assert ranges <= {0, 1, 2001}

@@ -15,7 +15,7 @@ import pytest
 
 from gpusim.errors import MeasurementError, RecipeError
 from gpusim.formats.results import ResultCase, Results, read_results
-from gpusim.plan.l2_cache import may_lose_cache
+from gpusim.plan.l2_cache import touched
 from gpusim.trace.store import bundled_traces, load_trace, read_trace, structure_hash
 from gpusim.validation.again import predict_again, trace_files
 from gpusim.validation.chosen import choose_schedules, hardware_of
@@ -57,7 +57,7 @@ def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
     then, now = _again(results)
     files = trace_files(results)
     traces = {name: read_trace(files[name]) for name in {case.trace for case in then.cases}}
-    counted = {name for name, trace in traces.items() if not may_lose_cache(trace, hardware_of(trace).memory)}
+    counted = {name for name, trace in traces.items() if not touched(trace).may_lose_cache(hardware_of(trace).memory)}
     return [c for c in then.cases if c.trace in counted], [c for c in now.cases if c.trace in counted]
 
 
