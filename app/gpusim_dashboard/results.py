@@ -153,11 +153,11 @@ def _timeline(
     content: str, hardware: str, schedule: gpusim.Schedule, launch: str, _step: gpusim.Step
 ) -> gpusim.Timeline:
     with turns.work():
-        return gpusim.simulate(_step, schedule, launch=launch, engine="reference").timeline
+        return gpusim.simulate(_step, schedule, launch=launch).recorded
 
 
 def explained_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAULT_LAUNCH) -> gpusim.Explained:
-    """Explain why a schedule is not faster."""
+    """Explain why a schedule is not faster; the timeline of a large step lacks the load of the GPU."""
     return _explained(choice.content, choice.hardware.name, schedule, launch, choice)
 
 
@@ -165,7 +165,11 @@ def explained_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAUL
 def _explained(
     content: str, hardware: str, schedule: gpusim.Schedule, launch: str, _choice: Choice
 ) -> gpusim.Explained:
-    return dashboard.explained(step_of(_choice), schedule, timeline_of(_choice, schedule, launch))
+    step = step_of(_choice)
+    if dashboard.is_large(step):  # by the compiled engine
+        with turns.work():
+            return gpusim.explain(step, schedule, launch=launch)
+    return dashboard.explained(step, schedule, timeline_of(_choice, schedule, launch))
 
 
 def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> dashboard.Concurrency:
@@ -175,7 +179,8 @@ def concurrency_of(choice: Choice, schedule: gpusim.Schedule) -> dashboard.Concu
 
 @cached
 def _concurrency(content: str, hardware: str, schedule: gpusim.Schedule, _choice: Choice) -> dashboard.Concurrency:
-    return dashboard.concurrency(step_of(_choice), schedule, timeline_of(_choice, schedule))
+    with turns.work():
+        return dashboard.concurrency(step_of(_choice), schedule)
 
 
 def as_imported_of(choice: Choice) -> dashboard.AsImported:

@@ -13,14 +13,17 @@ from gpusim.units import NS_PER_MS, counted, format_ns
 
 choice = current()
 view.heading(choice)
-with st.spinner("Switching limits on, one after the other ..."):
-    analysed = results.limits_of(choice)
-step = analysed.scopes[-1]
-parallelism = step.parallelism
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
     explained = results.explained_of(choice, shown.schedule)
 best_ns = explained.timeline.makespan_ns
+early = st.empty()
+early.markdown(view.plain(causes_sentence(explained)))
+with st.spinner("Switching limits on, one after the other ..."):
+    analysed = results.limits_of(choice)
+early.empty()
+step = analysed.scopes[-1]
+parallelism = step.parallelism
 if choice.searchable:
     html.answer("no", conclusion(step), causes_sentence(explained))
 else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpusim.analysis.side_by_side import Concurrency as Concurrency
 from gpusim.api.resolve import launch_mode
-from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_SEED
+from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_LAUNCH, DEFAULT_SEED
 from gpusim.errors import GpusimError
 from gpusim.formats.hardware import HardwareModel, bundled_hardware, default_hardware, load_hardware
 from gpusim.formats.trace import Trace
@@ -207,11 +207,22 @@ def explained(step: Step, schedule: Schedule, timeline: Timeline) -> Explained:
     return explain(graph, timeline, graph.hardware)
 
 
-def concurrency(step: Step, schedule: Schedule, timeline: Timeline) -> Concurrency:
-    """Return the modules that a schedule runs concurrently."""
-    from gpusim.analysis.side_by_side import side_by_side
+def is_large(step: Step) -> bool:
+    """Return True for a step so large that the reference engine, which records most, keeps a page waiting."""
+    from gpusim.plan.graph import COMPILED_FROM_OPS
 
-    return side_by_side(step.graph.choosing(schedule.variants), timeline)
+    return len(step.graph) >= COMPILED_FROM_OPS
+
+
+def concurrency(step: Step, schedule: Schedule) -> Concurrency:
+    """Return the modules that a schedule runs concurrently in one CUDA graph."""
+    from gpusim.analysis.side_by_side import side_by_side
+    from gpusim.engine.base import engine_by_name
+    from gpusim.plan.lower import lower
+
+    graph = step.graph.choosing(schedule.variants)
+    plan = lower(step.graph, schedule, memory=False)
+    return side_by_side(graph, engine_by_name(DEFAULT_ENGINE).run(plan, graph.hardware))
 
 
 def as_imported(step: Step) -> AsImported:
