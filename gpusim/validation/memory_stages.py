@@ -16,7 +16,7 @@ from gpusim.errors import GpusimError, PlanError, RecipeError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.memory_plan import MemoryPlanDocument
 from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
-from gpusim.formats.results import ResultCase, Results, read_all_results
+from gpusim.formats.results import ResultCase, Results, read_all_results, results_name
 from gpusim.formats.trace import Trace
 from gpusim.gpu.isolate import alone
 from gpusim.io.files import Count, Document, Nanoseconds, make_folder, read_document, write_document
@@ -159,21 +159,40 @@ def read_memory_predictions(path: Path, trace: Path) -> MemoryPredictions:
     return predictions
 
 
-def replay_predicted(
-    path: Path, plans: tuple[MemoryPlan, ...], recipe: Recipe, command: str, trust_code: bool
-) -> list[Measurement]:
-    """Replay memory plans of the trace in `path` on the GPU; call it in a process of its own."""
+def measure_case(recipe: Recipe, folder: Path, case: Case, path: Path, command: str, trust_code: bool) -> int:
+    """Replay the predicted plans of a case that the results in `folder` lack, and return the number of new rows.
+
+    Results are written after each plan; a plan that the host has too little pinned memory for gets no row. Call it in a
+    process of its own. Raises `RecipeError` for a trace without
+    predictions, and where earlier results are of another GPU.
+    """
     from gpusim.gpu.replay.memory_replay import replay_memory
 
+    results = MemoryResults(recipe, folder)
     trace = read_trace(path)
-    return replay_memory(
+    file = memory_predictions_path(path)
+    predictions = read_memory_predictions(file, path)
+    missing = results.missing(predictions)
+
+    plans = [MemoryPlan.from_document(each.plan, trace, str(file)) for each in missing]
+    new = 0
+
+    def add(number: int, ran: MemoryPlan, measurement: Measurement) -> None:
+        nonlocal new
+        if ran.offloads == plans[number].offloads:
+            results.add(case, trace, predictions, missing[number], measurement, command)
+            new += 1
+
+    replay_memory(
         OpGraph.build(trace, hardware_of(trace)),
         plans,
         command=command,
         seed=recipe.seed,
         recordings=recipe.recordings,
+        on_plan=add,
         trust_code=trust_code,
     )
+    return new
 
 
 class MemoryResults:
@@ -183,44 +202,54 @@ class MemoryResults:
         make_folder(folder, "results")
         self.recipe, self.folder = recipe, folder
         self.results: Results | None = None
-        self.plans: tuple[ReplayedPlan, ...] = ()
+        self.rows: list[tuple[ResultCase, ReplayedPlan]] = []
         earlier = {name: each for name, each in read_all_results(folder).items() if each.recipe == recipe.name}
         if earlier:
             name, self.results = max(earlier.items(), key=lambda item: item[1].date)
-            path = plans_path(folder / f"{name}.json")
-            if is_file(path):
-                self.plans = read_replayed_plans(path)
+            plans = {_key(each): each for each in read_replayed_plans(plans_path(folder / f"{name}.json"))}
+            # A run that was cut off may have written the plan of a row, and not the row.
+            keys = [(row.trace, row.policy, row.memory_budget_bytes, row.predicted_ns) for row in self.results.cases]
+            self.rows = [(row, plans[key]) for row, key in zip(self.results.cases, keys, strict=True) if key in plans]
 
-    def has(self, path: Path) -> bool:
-        """Whether this exact trace was measured."""
-        return any(each.trace_sha256 == trace_sha256(path) for each in self.plans)
+    def missing(self, predictions: MemoryPredictions) -> list[PredictedPlan]:
+        """Return the predicted plans of exactly this trace without a row."""
+        have = [(plan.trace_sha256, plan.plan) for _, plan in self.rows]
+        return [each for each in predictions.plans if (predictions.trace_sha256, each.plan) not in have]
 
-    def measure(self, case: Case, path: Path, command: str, trust_code: bool) -> int:
-        """Replay the predicted plans of a case, write the results, and return their number.
+    def add(
+        self,
+        case: Case,
+        trace: Trace,
+        predictions: MemoryPredictions,
+        predicted: PredictedPlan,
+        measurement: Measurement,
+        command: str,
+    ) -> None:
+        """Add a row and write the results. Rows of an earlier capture of this step go.
 
-        Raises `RecipeError` for a trace without predictions, and where earlier results are of another GPU.
+        Raises `RecipeError` where earlier results are of another GPU.
         """
-        trace = read_trace(path)
-        predicted = memory_predictions_path(path)
-        predictions = read_memory_predictions(predicted, path)
-        plans = tuple(MemoryPlan.from_document(each.plan, trace, str(predicted)) for each in predictions.plans)
-        measured = alone(replay_predicted, path, plans, self.recipe, command, trust_code)
-        gpu = measured[0].gpu
+        gpu = measurement.gpu
         if self.results is not None and self.results.gpu != gpu.name:
             problem = f"results in '{self.folder}' are of {self.results.gpu}, this is {gpu.name}; give another folder"
             raise RecipeError(self.recipe.name, problem)
         today = datetime.date.today().isoformat()
         versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
-        rows = [
-            msgspec.structs.replace(
-                _row(case, trace, predictions, each, measurement),
-                commit=predictions.code,
-                date=today,
-                versions=versions,
-            )
-            for each, measurement in zip(predictions.plans, measured, strict=True)
-        ]
-        earlier = () if self.results is None else self.results.cases
+        row = msgspec.structs.replace(
+            _row(case, trace, predictions, predicted, measurement),
+            commit=predictions.code,
+            date=today,
+            versions=versions,
+        )
+        replayed = ReplayedPlan(
+            trace_sha256=predictions.trace_sha256,
+            budget_bytes=predicted.budget_bytes,
+            plan=predicted.plan,
+            barriers_first=True,
+        )
+        sha256 = predictions.trace_sha256
+        self.rows = [each for each in self.rows if each[0].trace != trace.name or each[1].trace_sha256 == sha256]
+        self.rows.append((row, replayed))
         self.results = Results(
             schema=RESULTS_SCHEMA,
             recipe=self.recipe.name,
@@ -230,18 +259,17 @@ class MemoryResults:
             hardware=predictions.hardware,
             versions=versions,
             gpusim=code_version(),
-            cases=(*(row for row in earlier if row.trace != trace.name), *rows),
+            cases=tuple(row for row, _ in self.rows),
         )
-        sha256 = trace_sha256(path)
-        self.plans = (
-            *(plan for plan in self.plans if plan.plan.trace != trace.name),
-            *(
-                ReplayedPlan(trace_sha256=sha256, budget_bytes=p.budget_bytes, plan=p.plan, barriers_first=True)
-                for p in predictions.plans
-            ),
-        )
-        write_replayed_plans(self.plans, write_results(self.results, self.folder))
-        return len(rows)
+        target = self.folder / f"{results_name(self.results)}.json"
+        write_replayed_plans([plan for _, plan in self.rows], target)
+        write_results(self.results, self.folder)
+
+
+def _key(replayed: ReplayedPlan) -> tuple[str, str, int, int]:
+    """Return what a row has in common with its plan."""
+    plan = replayed.plan
+    return plan.trace, plan.policy, replayed.budget_bytes, plan.predicted_ns
 
 
 def _row(
@@ -270,16 +298,20 @@ def _row(
 
 
 def measured_or_said(
-    results: MemoryResults, cases: Sequence[tuple[Case, Path]], command: str, trust_code: bool
+    recipe: Recipe, folder: Path, cases: Sequence[tuple[Case, Path]], command: str, trust_code: bool
 ) -> Iterator[str]:
-    """Measure each case that the results lack, and yield a line for each, also for a failed one."""
+    """Measure the plans of each case that the results lack, and yield a line for each, also for a failed one."""
     for case, path in cases:
         try:
             if not is_file(path):
                 raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
-            if results.has(path):
+            predictions = read_memory_predictions(memory_predictions_path(path), path)
+            missing = len(MemoryResults(recipe, folder).missing(predictions))
+            if not missing:
                 continue
-            count = results.measure(case, path, command, trust_code)
-            yield f"measured {count} memory plans of {path.name}"
+            new = alone(measure_case, recipe, folder, case, path, command, trust_code)
+            yield f"measured {new} memory plans of {path.name}"
+            if new < missing:
+                yield f"{missing - new} left out: the host has too little pinned memory for them"
         except GpusimError as cause:
             yield f"failed: {cause}"

@@ -165,12 +165,13 @@ def _measure_memory(
     recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, trust_code: bool
 ) -> Results:
     """Run `measure_stage` for memory plans."""
-    results = MemoryResults(recipe, folder)
-    for line in measured_or_said(results, [(case, trace_path(case, recipe)) for case in cases], command, trust_code):
+    paths = [(case, trace_path(case, recipe)) for case in cases]
+    for line in measured_or_said(recipe, folder, paths, command, trust_code):
         say(line)
-    if results.results is None:
+    results = MemoryResults(recipe, folder).results
+    if results is None:
         raise RecipeError(recipe.name, "no case could be measured")
-    return results.results
+    return results
 
 
 def between_processes(runs: Sequence[Measurement]) -> Measurement:
