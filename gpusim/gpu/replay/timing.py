@@ -131,8 +131,8 @@ def time_typical(
     return {
         name: msgspec.structs.replace(
             timing,
-            fastest_ns=min((*spread[name], timing.median_ns)),
-            slowest_ns=max((*spread[name], timing.median_ns)),
+            fastest_ns=min(*spread[name], timing.median_ns),
+            slowest_ns=max(*spread[name], timing.median_ns),
         )
         for name, timing in timings.items()
     }
@@ -145,11 +145,8 @@ def _time_in_turns(recordings: Mapping[str, Recording], rounds: int) -> dict[str
 def pick_typical(make: Recorder, recordings: int) -> tuple[Recording, list[int]]:
     """Return the recording of median time out of several, and the times of all in ns.
 
-    They are alive together, so that each gets other addresses; with little memory there are fewer. A single one is not
-    timed.
+    They are alive together, so that each gets other addresses; with little memory there are fewer.
     """
-    if recordings == 1:
-        return make(), []
     alive: list[Recording] = []
     times: list[int] = []
     while not alive or (len(alive) < recordings and free_bytes() > MEMORY_RESERVE * alive[0].peak_bytes):
