@@ -17,7 +17,7 @@ from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_LAUNCH, DEFAULT_SEED
 from gpusim.errors import GpusimError
 from gpusim.formats.hardware import HardwareModel, bundled_hardware, default_hardware, load_hardware
 from gpusim.formats.trace import Trace
-from gpusim.plan.schedule import MAX_STREAMS as MAX_STREAMS
+from gpusim.io.file_limits import MAX_STREAMS as MAX_STREAMS
 from gpusim.step import Step
 from gpusim.trace.op_names import op_label
 from gpusim.trace.store import bundled_traces, other_batches, parse_trace, read_manifest

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from gpusim.errors import ScheduleError
+from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.io.files import Count, Document, Nanoseconds, Positive, read_document
 
 SCHEMA: Final = "gpusim-schedule/1"
+
+StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
 
 
 class Partition(Document, frozen=True, kw_only=True):

@@ -80,6 +80,9 @@ MAX_GRID_BLOCKS: Final = MAX_GRID_X
 MAX_BLOCK_THREADS: Final = 1024
 #: Blocks of a cluster per dimension: 16 in total today, with a margin.
 MAX_CLUSTER: Final = 64
+#: Streams of a schedule: a GPU of compute capability 7.5 or later runs at most 128 kernels at once
+#: (CUDA C++ Programming Guide, "Maximum number of resident grids per device").
+MAX_STREAMS: Final = 128
 #: Registers of a thread: 255 today. The limit of a GPU is in its hardware model; this only bounds the arithmetic.
 MAX_THREAD_REGS: Final = 64 * KIB
 #: Shared memory of a block or an SM: 228 KiB today.

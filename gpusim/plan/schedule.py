@@ -16,16 +16,13 @@ from gpusim.errors import PlanError, ScheduleError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import SCHEMA, Partition, Placement, ScheduleDocument, read_schedule_document
 from gpusim.formats.trace import Op, Trace
+from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.io.files import write_document
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import lay_out
 from gpusim.trace.store import structure_hash
 from gpusim.units import counted
-
-#: Maximum number of streams: a GPU of compute capability 7.5 or later runs at most 128 kernels at once
-#: (CUDA C++ Programming Guide, "Maximum number of resident grids per device").
-MAX_STREAMS = 128
 
 
 @dataclass(frozen=True, slots=True, repr=False)

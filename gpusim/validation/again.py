@@ -10,6 +10,7 @@ import msgspec
 
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError, RecipeError
+from gpusim.formats.recipe import Recipe
 from gpusim.formats.results import Results, read_results
 from gpusim.io.files import read_toml
 from gpusim.io.packed import files_in, is_file, is_folder
@@ -18,7 +19,6 @@ from gpusim.plan.lower import lower
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again, plans_path
-from gpusim.validation.recipe import Recipe
 from gpusim.validation.replayed import SUFFIX, read_replayed
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.pairs import PairCase
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import ResultCase
 from gpusim.formats.trace import Trace
 from gpusim.gpu.trial import fastest
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, write_trace
 from gpusim.validation.chosen import Chosen, hardware_of
-from gpusim.validation.recipe import Case, Recipe
 
 
 def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:

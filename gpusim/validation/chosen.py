@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 
 from gpusim.bounds.bounds import bounds
+from gpusim.defaults import RECOMMENDED
 from gpusim.engine.evaluate import Evaluator
 from gpusim.formats.hardware import HardwareModel, default_hardware
 from gpusim.formats.measurement import Measurement
+from gpusim.formats.recipe import Recipe
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
@@ -25,7 +27,7 @@ from gpusim.search.trial import contenders
 from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace
 from gpusim.validation.fair import fair_schedules
-from gpusim.validation.recipe import FASTEST_KERNELS, RECOMMENDED, SEARCHES, WITHOUT_VARIANTS, Recipe
+from gpusim.validation.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 
 from gpusim.defaults import SEARCH
 from gpusim.engine.evaluate import Evaluator
+from gpusim.formats.recipe import Recipe
 from gpusim.formats.results import Kernels
+from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
-from gpusim.plan.schedule import MAX_STREAMS, Schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import explore
-from gpusim.validation.recipe import FASTEST_KERNELS, Recipe
+from gpusim.validation.recipe import FASTEST_KERNELS
 
 #: Numbers of streams of policies that take seconds a call.
 SLOW_COUNTS = (4, 8)

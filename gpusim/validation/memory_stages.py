@@ -15,6 +15,7 @@ from gpusim.bounds.bounds import bounds
 from gpusim.errors import GpusimError, PlanError, RecipeError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.memory_plan import MemoryPlanDocument
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
 from gpusim.formats.results import ResultCase, Results, read_all_results, results_name
 from gpusim.formats.trace import Trace
@@ -33,7 +34,6 @@ from gpusim.validation.case_work import result_case
 from gpusim.validation.chosen import Chosen, hardware_of
 from gpusim.validation.memory_again import ReplayedPlan, plans_path, read_replayed_plans, write_replayed_plans
 from gpusim.validation.predictions import trace_sha256
-from gpusim.validation.recipe import Case, Recipe
 from gpusim.validation.tables import write_results
 from gpusim.version import code_version
 

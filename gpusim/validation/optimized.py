@@ -18,10 +18,11 @@ import msgspec
 from gpusim.errors import GpusimError, RecipeError
 from gpusim.formats.hardware import default_hardware
 from gpusim.formats.measurement import OutputCheck
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import SCHEMA, ResultCase, Results, read_all_results
 from gpusim.gpu.isolate import alone
 from gpusim.io.files import make_folder
-from gpusim.validation.recipe import Case, Recipe, check_recipe_code
+from gpusim.validation.recipe import check_recipe_code
 from gpusim.validation.tables import write_results
 from gpusim.version import code_version
 

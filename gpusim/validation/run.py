@@ -19,6 +19,7 @@ import msgspec
 from gpusim.errors import GpuError, GpusimError, RecipeError, TraceError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.pairs import PairCase
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import SCHEMA, ResultCase, Results
 from gpusim.formats.trace import Trace
 from gpusim.gpu.isolate import alone
@@ -37,7 +38,7 @@ from gpusim.validation.case_work import (
 )
 from gpusim.validation.chosen import Chosen, choose_schedules
 from gpusim.validation.pair_results import write_pairs
-from gpusim.validation.recipe import Case, Recipe, check_recipe_code
+from gpusim.validation.recipe import check_recipe_code
 from gpusim.validation.replayed import ReplayedSchedule, write_replayed
 from gpusim.validation.tables import write_results
 from gpusim.version import code_version

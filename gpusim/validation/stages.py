@@ -16,6 +16,7 @@ import msgspec
 
 from gpusim.errors import GpusimError, RecipeError
 from gpusim.formats.measurement import Measurement
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import SCHEMA, ResultCase, Results, read_all_results
 from gpusim.formats.trace import Timing, Trace
 from gpusim.gpu.isolate import alone
@@ -34,7 +35,6 @@ from gpusim.validation.predictions import (
     read_predictions,
     write_predictions,
 )
-from gpusim.validation.recipe import Case, Recipe
 from gpusim.validation.replayed import SUFFIX as REPLAYED_SUFFIX
 from gpusim.validation.replayed import ReplayedSchedule, read_replayed, write_replayed
 from gpusim.validation.tables import write_results

@@ -18,8 +18,8 @@ import pytest
 from gpusim.cli import cli, main
 from gpusim.formats.hardware import bundled_hardware, load_hardware
 from gpusim.formats.schedule import read_schedule_document
+from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.io.files import write_bytes
-from gpusim.plan.schedule import MAX_STREAMS
 from gpusim.trace.store import write_trace
 from tests.support.helpers import chain_trace, wide_trace
 

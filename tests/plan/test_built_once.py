@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from gpusim.analysis.limits import limits
 from gpusim.cli import cli
 from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.search.explore import explore
 from gpusim.trace.store import write_trace
 from gpusim.validation.chosen import choose_schedules
-from gpusim.validation.recipe import Case, Recipe
 from tests.support.helpers import build_graph, wide_trace
 
 

@@ -14,7 +14,8 @@ from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError, ScheduleError, UnknownNameError
 from gpusim.formats.schedule import Partition, Placement, ScheduleDocument, read_schedule_document
 from gpusim.formats.trace import Trace
-from gpusim.plan.schedule import MAX_STREAMS, Schedule, check_streams, read_schedule, write_schedule
+from gpusim.io.file_limits import MAX_STREAMS
+from gpusim.plan.schedule import Schedule, check_streams, read_schedule, write_schedule
 from gpusim.policies.registry import policy_by_name
 from gpusim.trace.store import structure_hash
 from tests.support.helpers import build_graph, chain_trace, in_place, make_trace, op, schedule_of, traces_with_schedules

@@ -50,7 +50,7 @@ WATCHED = {"streams", "seed", "budget_s", "engine", "policy", "hardware", "launc
 OTHERS = {
     ("gpusim/formats/trace.py", "streams"),
     ("gpusim/gpu/calibrate/microbench.py", "streams"),
-    ("gpusim/validation/recipe.py", "budget_s"),
+    ("gpusim/formats/recipe.py", "budget_s"),
 }
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.validation import run as run_module
-from gpusim.validation.recipe import Case, Recipe
 from tests.validation.test_recipes import capture, pairs, replay
 
 

@@ -12,6 +12,7 @@ import pytest
 from gpusim.bounds.bounds import bounds
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import load_hardware
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -21,7 +22,6 @@ from gpusim.search.explore import Explored, explore
 from gpusim.trace.store import write_trace
 from gpusim.validation import chosen as chosen_module
 from gpusim.validation.chosen import choose_schedules, hardware_of
-from gpusim.validation.recipe import Case, Recipe
 from tests.support.helpers import build_graph, chain_trace, wide_trace
 
 

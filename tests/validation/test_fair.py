@@ -10,6 +10,7 @@ import pytest
 
 from gpusim.errors import RecipeError
 from gpusim.formats.hardware import load_hardware
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
@@ -18,7 +19,7 @@ from gpusim.trace.store import read_trace
 from gpusim.validation import stages
 from gpusim.validation.chosen import Chosen
 from gpusim.validation.fair import fair_schedules, fastest_of_each, kernels_of
-from gpusim.validation.recipe import FASTEST_KERNELS, Case, Recipe, read_recipe
+from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.run import run_recipe
 from gpusim.validation.stages import measure_stage, predict_stage, predicted_path
 from tests.validation.test_recipes import replay

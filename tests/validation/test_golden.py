@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from gpusim.errors import MeasurementError, RecipeError
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import ResultCase, Results, read_results
 from gpusim.plan.l2_cache import touched
 from gpusim.trace.store import bundled_traces, load_trace, read_trace, structure_hash
 from gpusim.validation.again import predict_again, trace_files
 from gpusim.validation.chosen import choose_schedules, hardware_of
-from gpusim.validation.recipe import Case, Recipe
 from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed, write_replayed
 from gpusim.validation.statistics import Fidelity, fidelity
 from gpusim.validation.tables import write_results

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from gpusim.cli import cli
 from gpusim.errors import MeasurementError
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import read_results
 from gpusim.io.files import read_file
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -23,7 +24,6 @@ from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import plans_path, read_replayed_plans, write_replayed_plans
 from gpusim.validation.memory_stages import predict_memory, read_memory_predictions
 from gpusim.validation.memory_tables import peak_error
-from gpusim.validation.recipe import Case, Recipe
 
 RESULTS = Path(__file__).parents[2] / "validate" / "results"
 FILES = sorted(path for path in RESULTS.glob("memory_*.json"))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpusim.errors import RecipeError
-from gpusim.validation.recipe import Case, read_recipe
+from gpusim.formats.recipe import Case
+from gpusim.validation.recipe import read_recipe
 
 GOOD = """
 name = "small"

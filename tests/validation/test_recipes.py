@@ -17,6 +17,7 @@ from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import CaptureError, GpuError, OutputError, ReplayError, TraceError
 from gpusim.formats.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.formats.pairs import PairCase
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import read_results, results_name
 from gpusim.formats.trace import Gpu, Timing, Trace, Variant, VariantSettings
 from gpusim.plan.graph import OpGraph, is_legal_order
@@ -28,7 +29,6 @@ from gpusim.validation import case_work as steps
 from gpusim.validation import run as run_module
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.validation.pair_results import read_pairs
-from gpusim.validation.recipe import Case, Recipe
 from gpusim.validation.replayed import SUFFIX, read_replayed
 from gpusim.validation.run import run_recipe
 from gpusim.version import code_version

@@ -15,6 +15,7 @@ import pytest
 
 from gpusim.errors import CaptureError, RecipeError, ScheduleError
 from gpusim.formats.measurement import Measurement
+from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import read_results
 from gpusim.io.files import write_document
 from gpusim.plan.graph import OpGraph
@@ -22,7 +23,6 @@ from gpusim.trace.store import read_trace, write_trace
 from gpusim.validation import stages
 from gpusim.validation.chosen import Chosen, hardware_of
 from gpusim.validation.predictions import predictions_path, read_predictions
-from gpusim.validation.recipe import Case, Recipe
 from gpusim.validation.stages import between_processes, capture_stage, measure_stage, predict_stage, selected
 from gpusim.version import code_version
 from tests.validation.test_recipes import capture

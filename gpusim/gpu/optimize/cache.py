@@ -20,10 +20,10 @@ import msgspec
 from gpusim.errors import GpusimError, ScheduleError
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
-from gpusim.io.file_limits import MAX_PARTS
+from gpusim.io.file_limits import MAX_PARTS, MAX_STREAMS
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
 from gpusim.plan.graph import is_legal_order
-from gpusim.plan.schedule import MAX_STREAMS, Schedule
+from gpusim.plan.schedule import Schedule
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import structure_hash
 from gpusim.version import code_version
