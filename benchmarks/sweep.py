@@ -30,12 +30,12 @@ from page import fill
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.threads import cores
+from gpusim.formats.sweep import Sweep
 from gpusim.sweep.cluster import ClusterWorkers
 from gpusim.sweep.grid import Grid, Point, build_grid
 from gpusim.sweep.local import LocalWorkers
 from gpusim.sweep.point import Result, compute
 from gpusim.sweep.run import Workers, run_sweep
-from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import Store
 
 SWEEP = Sweep(

@@ -6,6 +6,8 @@ from typing import Final
 
 #: Maximum number of streams of a schedule.
 DEFAULT_STREAMS: Final = 8
+#: Stream counts of a sweep.
+DEFAULT_SWEEP_STREAMS: Final = (2, 4, 8)
 #: Policy if neither a policy nor a schedule is given.
 DEFAULT_POLICY: Final = "critical_path"
 #: Name of the schedule recommended by an exploration, in place of a policy.

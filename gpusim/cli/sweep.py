@@ -17,8 +17,8 @@ from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.text import short_value, visible
 
 if TYPE_CHECKING:
+    from gpusim.api.sweeps import Sweep
     from gpusim.sweep.run import Progress, Swept
-    from gpusim.sweep.spec import Sweep
     from gpusim.sweep.store import Store
 
 #: Interval between lines of progress if standard error is no terminal.
@@ -98,7 +98,7 @@ def sweep(
 
 def _from_options(traces: tuple[str, ...], options: dict[str, Any]) -> Sweep:
     from gpusim.api.resolve import check_streams
-    from gpusim.sweep.spec import Sweep
+    from gpusim.api.sweeps import Sweep
 
     for count in options.get("streams", ()):
         check_streams(count)

@@ -10,25 +10,23 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from gpusim.engine.base import engine_by_name
+from gpusim import HardwareModel, Trace
+from gpusim.api.sweeps import Sweep, check_engine, default_hardware, parse_trace, read_hardware, registered_policies
 from gpusim.errors import TraceError
-from gpusim.formats.hardware import HardwareModel, default_hardware, read_hardware
-from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode, Trace
 from gpusim.io.files import encode_json, read_file
-from gpusim.policies.registry import policy_by_name
-from gpusim.sweep.spec import Sweep, hardware_files, policy_names, trace_files
-from gpusim.trace.store import parse_trace
+from gpusim.sweep.spec import hardware_files, policy_names, trace_files
 from gpusim.version import version_of
 
 #: Parts of the package that determine a result, besides trace and hardware model.
 _SIMULATION = (
     *("formats/arguments.py", "formats/hardware.py", "formats/schedule.py", "formats/trace.py"),
-    *("trace", "rules", "plan", "engine", "policies", "bounds", "sweep/point.py", "units.py"),
+    *("trace", "rules", "plan", "engine", "policies", "bounds", "step.py", "units.py"),
+    *("api/sweeps.py", "sweep/point.py"),
 )
 
 
 Group = tuple[str, str]
-"""Hashes of a trace and a hardware model. Points of a group share an op graph, which costs as much as a few points."""
+"""Hashes of a trace and a hardware model. Points of a group share a step, which costs as much as a few points."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,11 @@ class TraceContent:
     data: bytes
     name: str
     network: str
-    mode: Mode
+    mode: str
     batch: int
-    dtype: Dtype
-    memory_format: MemoryFormat
-    frontend: Frontend
+    dtype: str
+    memory_format: str
+    frontend: str
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def build_grid(sweep: Sweep) -> Grid:
 
     Raises `UnknownNameError`, `TraceError` and `HardwareError` before anything is simulated.
     """
-    engine_by_name(sweep.engine)
+    check_engine(sweep.engine)
     policies = policy_names(sweep.policies)
     version = code_version()
     given = {content.hash: content for content in map(read_content, hardware_files(sweep.hardware))}
@@ -111,7 +109,7 @@ def build_grid(sweep: Sweep) -> Grid:
             hardware |= models
         for model in models:
             for policy in policies:
-                for streams in policy_by_name(policy).stream_counts(sweep.streams):
+                for streams in registered_policies()[policy].stream_counts(sweep.streams):
                     point = make_point(trace.hash, model, policy, streams, sweep.engine, sweep.seed, version)
                     points[point.key] = point
     return Grid(tuple(points.values()), traces, hardware, version)

@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
-from gpusim.engine.threads import cores
+from gpusim.api.sweeps import cores
 from gpusim.errors import GpusimError, WorkerError
 from gpusim.io.processes import end_with_parent
 from gpusim.sweep import point as point_module

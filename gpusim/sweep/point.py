@@ -9,21 +9,17 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gpusim.bounds.bounds import Bounds, bounds
-from gpusim.engine.evaluate import Evaluator
-from gpusim.errors import GpusimError, HardwareError, WorkerError
-from gpusim.formats.hardware import SCHEMA, HardwareModel
-from gpusim.io.files import decode_document
-from gpusim.plan.graph import OpGraph
-from gpusim.policies.registry import policy_by_name
+from gpusim.api.sweeps import Simulations, step_of_contents
+from gpusim.errors import GpusimError, WorkerError
 from gpusim.sweep.grid import Point, code_version
-from gpusim.trace.store import parse_trace
 
-#: Policy of the baseline for speed-ups.
-BASELINE = "sequential"
-#: Op graphs cached by a worker. Points arrive group by group, so it needs one or two at a time.
-KEPT_GRAPHS = 4
+if TYPE_CHECKING:
+    from gpusim import Bounds
+
+#: Steps cached by a worker. Points arrive group by group, so it needs one or two at a time.
+KEPT_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +42,6 @@ class Result:
     worker: str
     error: str | None = None
     bug: str | None = None
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Values shared by the points of a group."""
-
-    graph: OpGraph
-    evaluator: Evaluator
-    sequential_ns: int
-    bounds: Bounds
 
 
 def compute(point: Point, trace: bytes, hardware: bytes, version: str) -> Result:
@@ -93,19 +79,17 @@ def _simulate(point: Point, trace: bytes, hardware: bytes) -> Outcome:
     prepared = _prepare(trace, hardware, point.engine)
     if isinstance(prepared, GpusimError):
         raise prepared
-    evaluation = prepared.evaluator.evaluate(policy_by_name(point.policy)(prepared.graph, point.streams))
-    return Outcome(evaluation.makespan_ns, prepared.sequential_ns, prepared.bounds, evaluation.peak_bytes)
+    found = prepared.simulate(point.policy, point.streams)
+    return Outcome(found.makespan_ns, prepared.sequential_ns, prepared.bounds, found.peak_bytes)
 
 
-@functools.lru_cache(maxsize=KEPT_GRAPHS)
-def _prepare(trace: bytes, hardware: bytes, engine: str) -> _Prepared | GpusimError:
-    """Return the values shared by a group; an error is cached like a value, since it holds for all points."""
+@functools.lru_cache(maxsize=KEPT_STEPS)
+def _prepare(trace: bytes, hardware: bytes, engine: str) -> Simulations | GpusimError:
+    """Return what the points of a group share; an error is cached like a value, since it holds for all points."""
     try:
-        model = decode_document(hardware, HardwareModel, SCHEMA, "hardware", HardwareError)
-        graph = OpGraph.build(parse_trace(trace, "trace"), model)
-        evaluator = Evaluator(graph, engine)
-        sequential_ns = evaluator.makespan_ns(policy_by_name(BASELINE)(graph, 1))
-        return _Prepared(graph, evaluator, sequential_ns, bounds(graph))
+        prepared = Simulations(step_of_contents(trace, hardware), engine)
+        _ = prepared.sequential_ns, prepared.bounds
+        return prepared
     except GpusimError as cause:
         return cause
 

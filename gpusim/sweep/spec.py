@@ -1,4 +1,4 @@
-"""The sweep file (TOML), and expansion of its names, globs and files into lists."""
+"""Read sweep files, and expand their names, globs and files into lists."""
 
 from __future__ import annotations
 
@@ -7,45 +7,27 @@ import glob
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta
-
-from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_SEED
-from gpusim.engine.base import engine_by_name
+from gpusim import HardwareModel
+from gpusim.api.sweeps import (
+    ALL,
+    TRACE_SUFFIXES,
+    Sweep,
+    bundled_hardware,
+    bundled_traces,
+    check_engine,
+    read_hardware,
+    read_sweep_file,
+    registered_policies,
+)
 from gpusim.errors import FileError, HardwareError, SweepError, TraceError, UnknownNameError
-from gpusim.formats.hardware import HardwareModel, bundled_hardware, read_hardware
-from gpusim.io.files import Count, Document, read_toml
-from gpusim.plan.schedule import MAX_STREAMS
-from gpusim.policies.registry import POLICIES
-from gpusim.trace.store import TRACE_SUFFIXES, bundled_traces
 
-ALL = "all"
-DEFAULT_STREAMS = (2, 4, 8)
 HARDWARE_SUFFIX = ".json"
-
-StreamCount = Annotated[int, Meta(ge=1, le=MAX_STREAMS)]
-
-
-class Sweep(Document, frozen=True, kw_only=True):
-    """The lists of a sweep, whose product gives its points. Names may be globs over bundled names, or `all`."""
-
-    traces: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Bundled names, or trace files from the working directory; the trace determines model and batch."""
-    hardware: tuple[str, ...] = ()
-    """Bundled names or `.json` files; if empty, the model of the GPU of each trace."""
-    policies: Annotated[tuple[str, ...], Meta(min_length=1)] = (ALL,)
-    """Policy names; `all` leaves out slow policies (seconds per call), which must be named."""
-    streams: Annotated[tuple[StreamCount, ...], Meta(min_length=1)] = DEFAULT_STREAMS
-    """Stream counts for every policy; counts above the maximum of a policy are replaced by it, once."""
-    engine: str = DEFAULT_ENGINE
-    seed: Count = DEFAULT_SEED
-    """Seed, part of every point's identity; no registered policy draws random numbers today."""
 
 
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep file and check its names. Raises `SweepError` with file, place and reason."""
-    sweep = read_toml(path, Sweep, SweepError)
+    sweep = read_sweep_file(path)
     checks: tuple[tuple[str, Sequence[str], Callable[[Sequence[str]], object]], ...] = (
         ("traces", sweep.traces, trace_files),
         ("hardware", sweep.hardware, _read_models),
@@ -58,7 +40,7 @@ def read_sweep(path: Path) -> Sweep:
             except (UnknownNameError, FileError) as cause:
                 raise SweepError(str(path), str(cause), place=f"$.{field}[{index}]") from cause
     try:
-        engine_by_name(sweep.engine)
+        check_engine(sweep.engine)
     except UnknownNameError as cause:
         raise SweepError(str(path), str(cause), place="$.engine") from cause
     return sweep
@@ -93,8 +75,9 @@ def hardware_files(names: Sequence[str]) -> list[Path]:
 
 def policy_names(names: Sequence[str]) -> list[str]:
     """Expand names and globs to policies, each once; slow ones only by name. Raises `UnknownNameError`."""
-    quick = [name for name, policy in POLICIES.items() if not policy.slow]
-    return list(dict.fromkeys(known for name in names for known in _matching_names("policy", name, POLICIES, quick)))
+    policies = registered_policies()
+    quick = [name for name, policy in policies.items() if not policy.slow]
+    return list(dict.fromkeys(known for name in names for known in _matching_names("policy", name, policies, quick)))
 
 
 def _matching_names(kind: str, name: str, known: Collection[str], by_glob: Collection[str] | None = None) -> list[str]:

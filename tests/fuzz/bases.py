@@ -18,6 +18,7 @@ from gpusim.formats.measurement import SCHEMA as MEASUREMENT_SCHEMA
 from gpusim.formats.measurement import Measurement, OutputCheck
 from gpusim.formats.results import SCHEMA as RESULTS_SCHEMA
 from gpusim.formats.schedule import Partition
+from gpusim.formats.sweep import Sweep
 from gpusim.formats.trace import Counters, Timing, Trace, Variant, VariantSettings
 from gpusim.io.resources import resource_dir
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -28,7 +29,6 @@ from gpusim.plan.schedule import Schedule
 from gpusim.sweep.grid import build_grid
 from gpusim.sweep.point import compute
 from gpusim.sweep.run import run_sweep
-from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import Store
 from gpusim.trace.store import load_trace, structure_hash, write_trace
 from tests.support.helpers import (

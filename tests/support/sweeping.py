@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpusim.formats.sweep import Sweep
 from gpusim.formats.trace import Trace
 from gpusim.sweep.grid import Grid, Point, build_grid
 from gpusim.sweep.point import Result, compute
 from gpusim.sweep.run import run_sweep
-from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import COLUMNS, Row, Store
 from gpusim.trace.store import write_trace
 from tests.support.helpers import Step, kernel, make_trace, wide_trace

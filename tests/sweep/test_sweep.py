@@ -11,8 +11,9 @@ import pytest
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.formats.hardware import load_hardware
+from gpusim.formats.sweep import Sweep
 from gpusim.io.files import write_document
-from gpusim.sweep.spec import Sweep, policy_names
+from gpusim.sweep.spec import policy_names
 from gpusim.sweep.store import APPLICATION_ID, COLUMNS
 from gpusim.trace.store import write_trace
 from tests.cli.test_cli import Run, document, refused, run

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from gpusim.errors import OptionError, WorkerError
+from gpusim.formats.sweep import Sweep
 from gpusim.sweep.grid import Grid, build_grid, code_version
 from gpusim.sweep.local import LocalWorkers
 from gpusim.sweep.run import Progress, run_sweep
-from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import Row, Store
 from tests.support.sweeping import ENGINE, ROOT, Spy, finished, gpusim, numbers, wait_until, write_traces
 

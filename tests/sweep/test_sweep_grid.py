@@ -18,11 +18,12 @@ from gpusim import version
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.errors import SweepError, TraceError, UnknownNameError, WorkerError
 from gpusim.formats.hardware import bundled_hardware, load_hardware
+from gpusim.formats.sweep import Sweep
 from gpusim.io.files import encode_json
 from gpusim.policies.registry import POLICIES
 from gpusim.sweep import point as point_module
 from gpusim.sweep.grid import Grid, Point, build_grid, code_version, hardware_hash, make_point, trace_hash
-from gpusim.sweep.spec import Sweep, hardware_files, policy_names, read_sweep, trace_files
+from gpusim.sweep.spec import hardware_files, policy_names, read_sweep, trace_files
 from gpusim.sweep.todo import Todo
 from gpusim.trace.store import bundled_traces, write_trace
 from tests.support.helpers import wide_trace

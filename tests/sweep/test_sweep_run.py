@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from gpusim.api import sweeps
 from gpusim.bounds.bounds import bounds
 from gpusim.engine.base import ENGINES, engine_by_name
 from gpusim.errors import SweepError, WorkerError
 from gpusim.formats.hardware import load_hardware
+from gpusim.formats.sweep import Sweep
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import policy_by_name
@@ -25,7 +27,6 @@ from gpusim.sweep import point as point_module
 from gpusim.sweep.grid import Grid, build_grid, trace_hash
 from gpusim.sweep.local import LocalWorkers
 from gpusim.sweep.run import run_sweep
-from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import Store
 from gpusim.sweep.summary import best_points, failures
 from gpusim.trace.store import write_trace
@@ -135,7 +136,7 @@ def test_bug_is_raised_at_the_end_and_the_other_points_are_kept(
             return lambda graph, streams: 1 // 0
         return policy_by_name(name)
 
-    monkeypatch.setattr(point_module, "policy_by_name", broken)
+    monkeypatch.setattr(sweeps, "policy_by_name", broken)
     point_module._prepare.cache_clear()
     with Store(tmp_path / "s.sqlite") as store:
         with pytest.raises(RuntimeError, match=r"(?s)6 points ran into a bug.*round_robin.*ZeroDivisionError"):

@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 
 from gpusim.errors import OptionError, OutputError, SweepError
+from gpusim.formats.sweep import Sweep
 from gpusim.sweep import store as store_module
 from gpusim.sweep.export import export_rows
 from gpusim.sweep.grid import Grid, build_grid
-from gpusim.sweep.spec import Sweep
 from gpusim.sweep.store import COLUMNS, STORE_VERSION, Row, Store, column_types
 from gpusim.trace.store import write_trace
 from tests.cli.test_cli import Run, refused, run
