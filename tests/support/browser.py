@@ -23,7 +23,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NEEDS = "pip install playwright, and a Chromium (apt-get install chromium, or its path in CHROMIUM)"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+#: The first needs half of the CPU time of a whole Chromium, which also draws windows that nobody sees.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 SMALL = "squeezenet1_1-infer-b1"
 #: Timeouts for a slow machine; a passing test does not wait that long.
 START_S, PAGE_MS = 120, 120_000
