@@ -53,6 +53,8 @@ def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     """Put the dashboard's folder on the path as `streamlit run` does, and keep its cache away from the user's."""
     monkeypatch.syspath_prepend(str(APP))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    # Before every run Streamlit reads the metadata of all installed packages for components: half of all CPU time.
+    monkeypatch.setattr("streamlit.components.v2.manifest_scanner.scan_component_manifests", list)
 
 
 def unopened(**link: str) -> AppTest:

@@ -36,6 +36,13 @@ Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 TOLERANCE = 5e-4
 
 
+@pytest.fixture(autouse=True)
+def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that allows Inductor's kernels, and very short searches."""
+    original = choose.explore
+    monkeypatch.setattr(choose, "explore", lambda graph, **given: original(graph, **{**given, "budget_s": 0.02}))
+
+
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-2)
 
