@@ -1,8 +1,11 @@
 """Measure misses in the L2 cache, and small products next to each other: python scripts/measure_misses.py OUT.json.
 
 Misses: an elementwise kernel reads tensors of one size in turn, a few that stay in the cache or many that do not; the
-difference a kernel, over the size, has the delay of a first miss as its intercept. Products: chains of equal kernels on
-1 to 8 streams, over one chain. Everything runs in one CUDA graph at a time, with nothing else on the GPU.
+difference a kernel, over the size, has the delay of a first miss as its intercept. Products: the time that each kernel
+of a chain loses beside 1, 3 or 7 other chains, which tells five causes apart. Chains of spin kernels only start beside
+it; equal kernels also compute; with the same operands they share what they read; shifted, they start at other times;
+and with operands of its own, each kernel reads from DRAM. Everything runs in one CUDA graph at a time, with nothing
+else on the GPU.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from gpusim.version import code_version
 SIZES = (32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
 #: Memory that does not stay in the cache, and tensors that do.
 COLD_BYTES, WARM_TENSORS = 256 * MIB, 4
-LANES = (1, 2, 4, 8)
-CHAIN = 16
+BESIDE = (1, 3, 7)
+CHAIN = 32
+#: Highest SM clock of an H200, for spin kernels where the clock cannot be read.
+BOOST_MHZ = 1980
 ROUNDS = 15
 #: Products of experts, of an encoder, and of attention: m, n, k.
 PRODUCTS = ((192, 1024, 384), (192, 384, 1024), (768, 768, 768), (1280, 384, 384))
@@ -77,28 +82,55 @@ def misses() -> dict[str, dict[str, float]]:
     return found
 
 
-def side_by_side() -> dict[str, dict[str, float]]:
-    """Return the time of several chains of equal kernels over that of one, by kind and number of chains."""
-    calls: dict[str, Callable[[], Callable[[], object]]] = {}
+def kernels() -> dict[str, Callable[[], Callable[[], object]]]:
+    """Return a function for each kind of kernel that makes a call of it with operands of its own."""
+
+    def product(m: int, n: int, k: int) -> Callable[[], object]:
+        a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+        return partial(torch.mm, a, b, out=torch.empty(m, n, device="cuda"))
+
+    def convolution(channels: int, side: int) -> Callable[[], object]:
+        x = torch.randn(2, channels, side, side, device="cuda")
+        return partial(functional.conv2d, x, torch.randn(channels, channels, 3, 3, device="cuda"), padding=1)
+
+    def elementwise(size: int) -> Callable[[], object]:
+        x = torch.randn(size // 4, device="cuda")
+        return partial(torch.neg, x, out=torch.empty_like(x))
+
+    made: dict[str, Callable[[], Callable[[], object]]] = {}
     for m, n, k in PRODUCTS:
-
-        def product(m: int = m, n: int = n, k: int = k) -> Callable[[], object]:
-            a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
-            return partial(torch.mm, a, b, out=torch.empty(m, n, device="cuda"))
-
-        calls[f"product {m} x {n} x {k}"] = product
+        made[f"product {m} x {n} x {k}"] = partial(product, m, n, k)
     for channels, side in CONVOLUTIONS:
+        made[f"convolution {channels} channels, {side} x {side}"] = partial(convolution, channels, side)
+    made["elementwise"] = partial(elementwise, SIZES[-1])
+    return made
 
-        def convolution(channels: int = channels, side: int = side) -> Callable[[], object]:
-            x = torch.randn(2, channels, side, side, device="cuda")
-            return partial(functional.conv2d, x, torch.randn(channels, channels, 3, 3, device="cuda"), padding=1)
 
-        calls[f"convolution {channels} channels, {side} x {side}"] = convolution
+def side_by_side(cycles_per_ns: float) -> dict[str, dict[str, float]]:
+    """Return the time that a kernel of a chain loses to other chains, in ns, by kind of kernel and of chains."""
     found = {}
-    for name, make in calls.items():
-        lanes = [[make()] * CHAIN for _ in range(max(LANES))]
-        times = {count: graph_ns(lanes[:count]) for count in LANES}
-        found[name] = {"one_ns": times[1], **{f"over_one_{count}": times[count] / times[1] for count in LANES[1:]}}
+    for name, make in kernels().items():
+        warm = [[make()] * CHAIN for _ in range(1 + max(BESIDE))]
+        one_ns = graph_ns(warm[:1])
+        kernel_ns = one_ns / CHAIN
+        spin = [partial(torch.cuda._sleep, int(kernel_ns * cycles_per_ns))] * CHAIN
+        cold = [[make() for _ in range(CHAIN)] for _ in range(1 + max(BESIDE))]
+        cold_ns = graph_ns(cold[:1])
+        found[name] = {"kernel_ns": kernel_ns, "cold_kernel_ns": cold_ns / CHAIN}
+        for count in BESIDE:
+            step_ns = kernel_ns / (count + 1)
+            shifted: list[Calls] = [
+                [partial(torch.cuda._sleep, int(number * step_ns * cycles_per_ns)), *lane] if number else lane
+                for number, lane in enumerate(warm[: count + 1])
+            ]
+            times = {
+                "spin": graph_ns([warm[0], *[spin] * count]) - one_ns,
+                "equal": graph_ns(warm[: count + 1]) - one_ns,
+                "same operands": graph_ns([warm[0]] * (count + 1)) - one_ns,
+                "shifted": graph_ns(shifted) - count * step_ns - one_ns,
+                "cold": graph_ns(cold[: count + 1]) - cold_ns,
+            }
+            found[name].update({f"{kind}, {count}": lost_ns / CHAIN for kind, lost_ns in times.items()})
     return found
 
 
@@ -116,7 +148,7 @@ def main() -> None:
             "sm_clock_mhz": facts.sm_clock_mhz,
             "gpusim": code_version(),
             "misses": misses(),
-            "side_by_side": side_by_side(),
+            "side_by_side": side_by_side((facts.sm_clock_mhz or BOOST_MHZ) / 1000),
         }
     Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
