@@ -26,7 +26,7 @@ from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import Problem, exchange_ns, shared_gradient, statistics_members, weight_members
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
-from gpusim.layerwise.made_up import collective_kernel, made_up_kernel, made_up_pass
+from gpusim.layerwise.made_up import collective_kernel, is_matrix, made_up_kernel
 from gpusim.layerwise.regions import transfers
 from gpusim.layerwise.roles import Role, roles_of
 from gpusim.layerwise.shares import Share, backward_work, forward_work, shares_of, weight_elements
@@ -153,7 +153,7 @@ class Lowering:
         if dur_ns <= 0:
             return []
         work = (backward_work if backward else forward_work)(layer, share)
-        return made_up_pass(layer, dur_ns, work.bytes, self.hardware)
+        return [made_up_kernel(layer.name, dur_ns, work.bytes, is_matrix(layer), self.hardware)]
 
     def launch(self, number: int, task: Task, purpose: Purpose, layer: int) -> None:
         """Append a kernel to a role's stream."""

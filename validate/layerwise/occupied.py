@@ -2,8 +2,7 @@
 
 A test of `gpusim.layerwise.made_up` on one GPU. While a collective runs, it occupies SMs. Here a kernel that only
 counts takes them: a block on each of 0 to 48 SMs, with all of an SM's registers, and no memory traffic. Forward and
-backward passes run as one CUDA graph beside it. From the time without such a kernel, the others are predicted twice:
-with kernels of one wave, and with kernels that lose time in proportion to the SMs.
+backward passes run as one CUDA graph beside it. From the time without such a kernel, the others are predicted.
 
 `--quick` only predicts, from assumed times, and needs no GPU: a test of this script.
 """
@@ -25,7 +24,6 @@ import networks
 from gpusim.engine.base import engine_by_name
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
-from gpusim.layerwise import made_up
 from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.ddp import lower_ddp
@@ -56,18 +54,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1) hold(volatile int* stop, f
     if (sum == 12345.678f) out[threadIdx.x] = sum;
 }
 """
-
-
-@contextmanager
-def one_wave(used: bool) -> Iterator[None]:
-    """Predict with or without kernels of one wave."""
-    kept = dict(made_up.ONE_WAVE)
-    if not used:
-        made_up.ONE_WAVE.clear()
-    try:
-        yield
-    finally:
-        made_up.ONE_WAVE.update(kept)
 
 
 def problem_of(name: str, batch: int, alone_ns: float) -> Problem:
@@ -179,10 +165,8 @@ def rows_of(name: str, batch: int, times: dict[int, float]) -> list[dict[str, An
     for sms in SMS:
         row: dict[str, Any] = {"network": name, "mode": "train", "batch": batch, "dtype": "tf32", "sms": sms}
         row |= {"alone_ns": round(times[0]), "measured_ns": round(times[sms])}
-        for key, used in (("predicted_ns", True), ("in_proportion_ns", False)):
-            with one_wave(used):
-                slower = predicted_ns(problem, sms) / predicted_ns(problem, 0)
-            row[key] = round(times[0] * slower)
+        slower = predicted_ns(problem, sms) / predicted_ns(problem, 0)
+        row["predicted_ns"] = round(times[0] * slower)
         rows.append(row)
     return rows
 
@@ -194,18 +178,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    print("| network | batch | SMs taken | alone, us | measured | predicted | in proportion |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    print("| network | batch | SMs taken | alone, us | measured | predicted |")
+    print("|---|--:|--:|--:|--:|--:|")
     for name, batch in STEPS[:1] if options.quick else STEPS:
         times = dict.fromkeys((0, *SMS), 2e6) if options.quick else measured(name, batch)
         for row in rows_of(name, batch, times):
             rows.append(row)
-            cells = [f"{row['alone_ns'] / 1e3:,.0f}", f"{row['measured_ns'] / row['alone_ns'] - 1:+.1%}"]
-            cells += [f"{row[key] / row['alone_ns'] - 1:+.1%}" for key in ("predicted_ns", "in_proportion_ns")]
+            cells = [f"{row['alone_ns'] / 1e3:,.0f}"]
+            cells += [f"{row[key] / row['alone_ns'] - 1:+.1%}" for key in ("measured_ns", "predicted_ns")]
             print(f"| {' | '.join([name, str(batch), str(row['sms']), *cells])} |", flush=True)
-    for key in ("predicted_ns", "in_proportion_ns"):
-        errors = [abs(row[key] / row["measured_ns"] - 1) for row in rows]
-        print(f"{key}: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    errors = [abs(row["predicted_ns"] / row["measured_ns"] - 1) for row in rows]
+    print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
     if options.output is not None and not options.quick:
         import torch
 
