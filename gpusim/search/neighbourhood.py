@@ -29,7 +29,7 @@ from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import lay_out
 from gpusim.plan.schedule import Schedule
-from gpusim.policies.shared.base import spread_views
+from gpusim.policies.shared.base import spread_views, work_order
 from gpusim.search.interrupt import STOPS
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 from gpusim.search.robust import RobustEngine
@@ -259,34 +259,49 @@ class _Search:
         return means
 
     def _orders(self, keys: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
-        orders = np.zeros(keys.shape, np.int32)
-        ops = keys.shape[1]
-
-        def one_range(first: int, last: int) -> None:
-            ready, waiting = np.zeros(ops, ENTRY), np.zeros(ops, np.int32)
-            orders_by_keys(self.engine.record, self.engine.arrays, keys, ready, waiting, orders, first, last)
-
-        in_ranges(len(keys), self.threads, one_range)
-        return orders
+        return orders_of(self.engine, keys, self.threads)
 
     def result(self, interrupted: bool) -> Refined:
-        """Return the best schedules; streams are numbered in order of first use, unless partitions name them."""
+        """Return the best schedules."""
         orders = self._orders(np.array([current.keys for current in self.found]).reshape(-1, len(self.graph)))
-        works = set(self.moves.work.tolist())
-        schedules = []
-        for order, each in zip(orders.tolist(), self.found, strict=True):
-            ops = [op for op in order if op in works]
-            variants = canonical_variants(self.graph.trace, each.variants.tolist()) if each.variants.any() else ()
-            covered = covered_by(self.graph.trace, variants)
-            placed = {op: int(each.streams[covered.get(op, op)]) for op in ops}
-            numbers = {stream: number for number, stream in enumerate(dict.fromkeys(placed.values()))}
-            if self.partitions:
-                numbers = {stream: stream for stream in numbers}
-            schedule = spread_views(self.graph, ops, {op: numbers[stream] for op, stream in placed.items()})
-            schedules.append(replace(schedule, variants=variants, partitions=self.partitions))
+        schedules = [
+            schedule_of(self.graph, order, each, self.partitions)
+            for order, each in zip(orders.tolist(), self.found, strict=True)
+        ]
         makespans: list[int] = []
         if schedules:
             streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))
             makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
         robust = tuple(current.makespan_ns for current in self.found)
         return Refined(tuple(schedules), tuple(makespans), robust, self.evaluations, interrupted)
+
+
+def orders_of(engine: BatchEngine, keys: npt.NDArray[np.float64], threads: int | None = None) -> npt.NDArray[np.int32]:
+    """Return the launch order of each row of keys: the next op has the smallest key among those that may start."""
+    orders = np.zeros(keys.shape, np.int32)
+    ops = keys.shape[1]
+
+    def one_range(first: int, last: int) -> None:
+        ready, waiting = np.zeros(ops, ENTRY), np.zeros(ops, np.int32)
+        orders_by_keys(engine.record, engine.arrays, keys, ready, waiting, orders, first, last)
+
+    in_ranges(len(keys), threads, one_range)
+    return orders
+
+
+def schedule_of(
+    graph: OpGraph, order: Sequence[int], found: Current, partitions: tuple[Partition, ...] = ()
+) -> Schedule:
+    """Return the schedule of a found one with its launch order; streams are numbered in order of first use, unless
+    partitions name them.
+    """
+    works = set(work_order(graph))
+    ops = [op for op in order if op in works]
+    variants = canonical_variants(graph.trace, found.variants.tolist()) if found.variants.any() else ()
+    covered = covered_by(graph.trace, variants)
+    placed = {op: int(found.streams[covered.get(op, op)]) for op in ops}
+    numbers = {stream: number for number, stream in enumerate(dict.fromkeys(placed.values()))}
+    if partitions:
+        numbers = {stream: stream for stream in numbers}
+    schedule = spread_views(graph, ops, {op: numbers[stream] for op, stream in placed.items()})
+    return replace(schedule, variants=variants, partitions=partitions)
