@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,11 +11,12 @@ import msgspec
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError, RecipeError
 from gpusim.formats.recipe import Recipe
-from gpusim.formats.results import Results, read_results
+from gpusim.formats.results import ResultCase, Results, read_results
 from gpusim.io.files import read_toml
 from gpusim.io.packed import files_in, is_file, is_folder
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again, plans_path
@@ -50,25 +51,23 @@ def traces_in(folder: Path) -> dict[str, Path]:
     return {file.name.removesuffix(".json.gz"): file for file in files_in(folder, ".json.gz")}
 
 
-def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
-    """Return a results file as stored, and with new predictions of its schedules or memory plans.
+def replayed_schedules(
+    results: Path, traces: Mapping[str, Path] | None = None
+) -> Iterator[tuple[ResultCase, OpGraph, Schedule]]:
+    """Yield each case of a results file with the op graph of its step and its schedule.
 
     `traces` take precedence over those of `trace_files`. The schedules are in the file next to it
     (`gpusim.validation.replayed`), one per case. Raises `MeasurementError` where they belong to other cases, or a trace
     is missing or has changed, and `ScheduleError` where one is illegal for its trace.
     """
     files = {**trace_files(results), **(traces or {})}
-    then = read_results(results)
-    if is_file(plans_path(results)):
-        return then, memory_again(results, then, files)
+    cases = read_results(results).cases
     beside = results.with_name(results.stem + SUFFIX)
     schedules = read_replayed(beside)
-    if len(schedules) != len(then.cases):
-        raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(schedules)} schedules next to it")
-    engine = FastEngine()
+    if len(schedules) != len(cases):
+        raise MeasurementError(str(results), f"has {len(cases)} cases, and {len(schedules)} schedules next to it")
     graphs: dict[str, OpGraph] = {}
-    now = []
-    for case, schedule in zip(then.cases, schedules, strict=True):
+    for case, schedule in zip(cases, schedules, strict=True):
         if (schedule.trace, schedule.policy, schedule.measured_ns) != (case.trace, case.policy, case.measured_ns):
             raise MeasurementError(str(results), f"{case.trace} {case.policy} does not match its schedule")
         if case.trace not in graphs:
@@ -79,7 +78,20 @@ def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tu
         graph = graphs[case.trace]
         if schedule.trace_hash != structure_hash(graph.trace):
             raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
-        checked = schedule.schedule.check(graph, str(beside))
-        predicted_ns = engine.run(lower(graph, checked), graph.hardware).makespan_ns
+        yield case, graph, schedule.schedule.check(graph, str(beside))
+
+
+def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
+    """Return a results file as stored, and with new predictions of its schedules or memory plans.
+
+    `traces` and what is raised are as for `replayed_schedules`.
+    """
+    then = read_results(results)
+    if is_file(plans_path(results)):
+        return then, memory_again(results, then, {**trace_files(results), **(traces or {})})
+    engine = FastEngine()
+    now = []
+    for case, graph, schedule in replayed_schedules(results, traces):
+        predicted_ns = engine.run(lower(graph, schedule), graph.hardware).makespan_ns
         now.append(msgspec.structs.replace(case, predicted_ns=predicted_ns))
     return then, msgspec.structs.replace(then, cases=tuple(now))
