@@ -76,10 +76,14 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Number of schedules per policy, and of the search, to try on the GPU, both with captured and with the fastest
     kernels; the fastest schedule of each is replayed. Only for runs in stages.
     """
+    neighbours: Count = 0
+    """Number of schedules predicted within 5 % of the best to replay, in place of policies; only for runs in stages."""
     processes: Positive = 1
     """Processes that replay each schedule; only for runs in stages."""
     recordings: Positive = 7
     """Recordings per schedule; the one of median time is timed (of an even number, the faster of the middle two)."""
+    rounds: Count = 0
+    """Rounds in which the schedules are timed in turns; 0 for as many as `gpusim replay` makes."""
     partitions: str | None = None
     """SM splits to search schedules on, as for `gpusim explore --partitions`."""
     streams: StreamCount = DEFAULT_STREAMS

@@ -54,6 +54,7 @@ def replay_chosen(
 ) -> tuple[Chosen, list[Measurement]]:
     """Measure the chosen schedules; the contender that is fastest in a trial becomes the searched schedule."""
     from gpusim.gpu.replay.replay import replay
+    from gpusim.gpu.replay.timing import ROUNDS
 
     trace = read_trace(path)
     graph = OpGraph.build(trace, hardware_of(trace))
@@ -66,6 +67,7 @@ def replay_chosen(
         command=command,
         seed=recipe.seed,
         recordings=recipe.recordings,
+        rounds=recipe.rounds or ROUNDS,
         trust_code=trust_code,
     )
     return chosen, measured

@@ -27,6 +27,7 @@ from gpusim.search.trial import contenders
 from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace
 from gpusim.validation.fair import fair_schedules
+from gpusim.validation.neighbours import neighbour_schedules
 from gpusim.validation.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS
 
 
@@ -99,9 +100,15 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     trace = read_trace(path)
     hardware = hardware_of(trace)
     graph = OpGraph.build(trace, hardware)
-    searches = not recipe.trials and (not recipe.counts or any(policy in SEARCHES for policy in recipe.policies))
+    other = recipe.trials or recipe.neighbours
+    searches = not other and (not recipe.counts or any(policy in SEARCHES for policy in recipe.policies))
     explored = _explore(graph, recipe) if searches else None
-    wanted = fair_schedules(graph, recipe) if recipe.trials else _asked_for(graph, explored, recipe)
+    if recipe.neighbours:
+        wanted = neighbour_schedules(graph, recipe)
+    elif recipe.trials:
+        wanted = fair_schedules(graph, recipe)
+    else:
+        wanted = _asked_for(graph, explored, recipe)
     asked_for = [*wanted, *_by_lot(graph, recipe)]
     evaluator = Evaluator(graph)
     sequential_ns = evaluator.makespan_ns(POLICIES["sequential"](graph, 1))

@@ -57,8 +57,10 @@ def run_recipe(
     recipe that names a Python file, unless `trust_code`; a trace with code fails its own case.
     """
     check_recipe_code(recipe, recipe.name, trust_code)
-    if recipe.trials:
-        raise RecipeError(recipe.name, "trials need stages: `gpusim validate` with --stage or --case", place="$.trials")
+    for name in ("trials", "neighbours"):
+        if getattr(recipe, name):
+            problem = f"{name} need stages: `gpusim validate` with --stage or --case"
+            raise RecipeError(recipe.name, problem, place=f"$.{name}")
     make_folder(folder, "results")
     with scratch_folder() as scratch:
         place = scratch if recipe.traces is None else Path(recipe.traces)

@@ -21,7 +21,7 @@ from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.gpu.replay.execute import InitialState, Runner, make_initial, results_of
 from gpusim.gpu.replay.rounding import rounding_noise
 from gpusim.gpu.replay.sensitivity import make_sensitive
-from gpusim.gpu.replay.timing import RECORDINGS, time_typical
+from gpusim.gpu.replay.timing import RECORDINGS, ROUNDS, time_typical
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
@@ -39,6 +39,7 @@ def replay(
     command: str = "",
     seed: int = DEFAULT_SEED,
     recordings: int = RECORDINGS,
+    rounds: int = ROUNDS,
     say: Callable[[str], None] = lambda _: None,
     trust_code: bool = False,
 ) -> list[Measurement]:
@@ -90,7 +91,7 @@ def replay(
     del sequential, recorded
     state.restore()
     contenders = {str(number): partial(recorder.record, each) for number, each in enumerate(all_of_them)}
-    times = time_typical(contenders, recordings)
+    times = time_typical(contenders, recordings, rounds)
     engine = FastEngine()
     predicted = [engine.run(lower(graph, each), graph.hardware).makespan_ns for each in all_of_them]
     return [
