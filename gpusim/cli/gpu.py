@@ -281,6 +281,7 @@ def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_
     help="With 'against' in the recipe: stop after S seconds.",
 )
 @click.option("--again", is_flag=True, help="RECIPE is a results file: predict its schedules again, without a GPU.")
+@click.option("--models", is_flag=True, help="With --again: compare the choices of simpler models.")
 @click.option(
     "--traces", "traces_folder", default=None, metavar="DIR", help="With --again: search NAME.json.gz here first."
 )
@@ -293,16 +294,17 @@ def validate(
     cases: tuple[int, ...],
     seconds: int | None,
     again: bool,
+    models: bool,
     traces_folder: str | None,
     trust_code: bool,
     as_json: bool,
 ) -> None:
     """Capture, explore, replay and compare the cases of RECIPE (a .toml file) on this GPU."""
     if again:
-        _predict_again(Path(recipe), None if traces_folder is None else Path(traces_folder), as_json)
+        _predict_again(Path(recipe), None if traces_folder is None else Path(traces_folder), models, as_json)
         return
-    if traces_folder is not None:
-        raise OptionError("--traces goes with --again")
+    if traces_folder is not None or models:
+        raise OptionError(f"{'--models' if models else '--traces'} goes with --again")
     from gpusim.api.commands import require_gpu_alone
     from gpusim.validation.recipe import check_recipe, read_recipe
     from gpusim.validation.tables import print_results
@@ -349,12 +351,21 @@ def validate(
         print_results(results)
 
 
-def _predict_again(results: Path, traces_folder: Path | None, as_json: bool) -> None:
-    """Predict the schedules of a results file again with the current model."""
+def _predict_again(results: Path, traces_folder: Path | None, models: bool, as_json: bool) -> None:
+    """Predict the schedules of a results file again, with the current model or with simpler ones as well."""
     from gpusim.validation.again import predict_again, traces_in
     from gpusim.validation.again_table import again_document, print_again
+    from gpusim.validation.models import choices, choices_document, predicted_by_models, print_choices
 
-    then, now = predict_again(results, None if traces_folder is None else traces_in(traces_folder))
+    traces = None if traces_folder is None else traces_in(traces_folder)
+    if models:
+        found = choices(predicted_by_models(results, traces))
+        if as_json:
+            print_json(choices_document(found))
+        else:
+            print_choices(found)
+        return
+    then, now = predict_again(results, traces)
     if as_json:
         print_json(again_document(then, now))
     else:
