@@ -5,15 +5,17 @@ Names come from files and are untrusted. Here they are made visible, shortened, 
 
 from __future__ import annotations
 
+import dataclasses
 import html
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
 
 from gpusim.text import shortened, visible
 
 #: Maximum length of the `repr` of a public value, and of a name in it.
 REPR_CHARACTERS: Final = 200
 NAME_CHARACTERS: Final = 60
+TEXT_CHARACTERS: Final = 30
 #: Maximum number of rows of a table in a notebook.
 MOST_ROWS: Final = 20
 
@@ -26,6 +28,36 @@ def short_name(name: str) -> str:
 def short_repr(kind: str, text: str) -> str:
     """Return `<Kind text>`, visible and below `REPR_CHARACTERS`."""
     return f"<{kind} {_cut(visible(text), REPR_CHARACTERS - len(kind) - 4)}>"
+
+
+def short_fields(value: Any) -> str:
+    """Return `<Kind field=value, ...>`, below `REPR_CHARACTERS`, for a dataclass or struct.
+
+    Texts are cut, collections counted, and other values of gpusim named; what is empty is left out.
+    """
+    names = [each.name for each in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else None
+    given = {name: getattr(value, name) for name in names or value.__struct_fields__ if not name.startswith("_")}
+    parts = [f"{name}={_short_field(each)}" for name, each in given.items() if each not in (None, "", ())]
+    return short_repr(type(value).__name__, ", ".join(parts))
+
+
+class ShortRepr:
+    """Base class of dataclasses with a short `repr`: see `short_fields`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return short_fields(self)
+
+
+def _short_field(value: object) -> str:
+    if isinstance(value, str):
+        return repr(_cut(visible(value), TEXT_CHARACTERS))
+    if value is None or isinstance(value, bool | int | float):
+        return _cut(repr(value), TEXT_CHARACTERS)
+    if isinstance(value, Collection) and not dataclasses.is_dataclass(value):
+        return f"[{len(value):,}]"
+    return type(value).__name__
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

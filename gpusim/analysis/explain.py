@@ -18,7 +18,7 @@ from gpusim.analysis.recorded import causes_of
 from gpusim.engine.base import Timeline
 from gpusim.engine.causes import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS, alone_ns
 from gpusim.formats.hardware import HardwareModel
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Task
 from gpusim.rules import launch, queues
@@ -45,8 +45,8 @@ CAUSES: Final = (
 _ROUNDING_NS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+@dataclass(frozen=True, slots=True, repr=False)
+class Delay(ShortRepr):
     """Time that one task lost to one cause."""
 
     task: int

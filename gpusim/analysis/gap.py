@@ -25,6 +25,7 @@ from gpusim.bounds.bounds import Bounds
 from gpusim.bounds.energetic import Kernels, crowded_area_ns
 from gpusim.engine.base import Engine
 from gpusim.engine.evaluate import Evaluator
+from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 
@@ -35,8 +36,8 @@ PARTS: Final = (DEPENDENCIES, GAPS, ORDER, FRONT_END, IMBALANCE, SMS, CONTENTION
 """All parts, in the order of reports."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+@dataclass(frozen=True, slots=True, repr=False)
+class Gap(ShortRepr):
     """The gap between the largest bound and a schedule's time; its parts add up exactly."""
 
     bound: str

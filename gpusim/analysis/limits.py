@@ -23,7 +23,7 @@ from gpusim.bounds.width import MAX_EXACT_OPS, width
 from gpusim.defaults import DEFAULT_ENGINE, DEFAULT_STREAMS
 from gpusim.engine.base import Engine, Timeline, engine_by_name
 from gpusim.engine.evaluate import Evaluator
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, check_streams
@@ -45,8 +45,8 @@ Steps = tuple[tuple[int, int], ...]
 """A step function: (time in ns, value from that time on)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+@dataclass(frozen=True, slots=True, repr=False)
+class Loss(ShortRepr):
     """One what-if: makespan with this limit and all earlier ones switched on, and the time that it added."""
 
     limit: str
@@ -54,8 +54,8 @@ class Loss:
     loss_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Parallelism:
+@dataclass(frozen=True, slots=True, repr=False)
+class Parallelism(ShortRepr):
     """Inter-op parallelism of a scope in its ASAP schedule, with kernels at their time alone and no costs."""
 
     work_ns: int
@@ -82,8 +82,8 @@ class Parallelism:
         return max((count for _, count in self.running), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+@dataclass(frozen=True, slots=True, repr=False)
+class Scope(ShortRepr):
     """Limits of one phase, or of the whole step."""
 
     name: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import OptionError
 from gpusim.formats.trace import Trace
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.search.budget import Report
@@ -24,8 +24,8 @@ from gpusim.units import counted, format_ns
 MAX_SETTINGS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+@dataclass(frozen=True, slots=True, repr=False)
+class Setting(ShortRepr):
     """A step on a GPU, and the schedule tuned for it."""
 
     trace: str
@@ -46,8 +46,8 @@ class Setting:
         return f"{self.trace} on {self.hardware}"
 
 
-@dataclass(frozen=True, slots=True)
-class TransferRow:
+@dataclass(frozen=True, slots=True, repr=False)
+class TransferRow(ShortRepr):
     """One schedule on one setting."""
 
     tuned_for: str

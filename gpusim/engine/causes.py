@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from gpusim.formats.hardware import HardwareModel
+from gpusim.notebook import ShortRepr
 from gpusim.plan.tasks import Plan, Task
 from gpusim.rules import copies
 
@@ -45,8 +46,8 @@ class Loss:
     lost_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class Causes:
+@dataclass(frozen=True, slots=True, repr=False)
+class Causes(ShortRepr):
     """Causes by task of a plan; times are in ns, not rounded, and -1 stands for no task.
 
     A ready task may be `held` before it starts. In a graph, a task is ready after the end of its last predecessor, plus

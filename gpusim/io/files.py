@@ -27,6 +27,7 @@ from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.io.known_formats import known_format
 from gpusim.io.opening import TooLargeError, UnreadableError, open_to_write, read_limited
 from gpusim.io.packed import read_packed
+from gpusim.notebook import short_fields
 from gpusim.text import short_value
 from gpusim.units import format_bytes
 
@@ -49,6 +50,9 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     A file cannot contain reference cycles, so the garbage collector need not track millions of objects (`gc`).
     """
+
+    def __repr__(self) -> str:
+        return short_fields(self)
 
 
 class _SchemaOnly(msgspec.Struct):

@@ -19,6 +19,7 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Dtype
 from gpusim.layerwise.layers import Layer, LayerGraph
 from gpusim.layerwise.shares import Share, Work, backward_work, forward_work, whole
+from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Task
 
@@ -63,8 +64,8 @@ SCALED_ERROR_OTHER: Final = 0.15
 ROOFLINE_ERROR: Final = 0.6
 
 
-@dataclass(frozen=True)
-class TraceTimes:
+@dataclass(frozen=True, repr=False)
+class TraceTimes(ShortRepr):
     """A captured layer's kernels, scaled to another shape.
 
     Matrix kernels need more waves of blocks for more arithmetic, or more time for more bytes if bound by memory. Others

@@ -26,6 +26,7 @@ from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
 from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
 from gpusim.layerwise.shares import Share, busiest_share, weight_elements
+from gpusim.notebook import ShortRepr
 from gpusim.units import MIB
 
 BatchNorm = Literal["local", "synchronised"]
@@ -38,8 +39,8 @@ WEIGHT_COPIES: Final = 3
 BUCKET_BYTES: Final = 25 * MIB
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(ShortRepr):
     """Inputs of a plan: layers of the whole batch, GPUs, links, and times."""
 
     graph: LayerGraph

@@ -20,7 +20,7 @@ from gpusim.layerwise.makespan import Makespan, SimulatedPlan, simulate_plan
 from gpusim.layerwise.plans import to_document
 from gpusim.layerwise.roles import roles_of
 from gpusim.layerwise.search import Searched, additive_ns, search
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.step import Step
 from gpusim.units import counted, format_bytes, format_ns
 
@@ -47,8 +47,8 @@ class LayerRow:
     """On GPU 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanResult(ShortRepr):
     """A plan with its times."""
 
     name: str

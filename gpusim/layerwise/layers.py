@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.errors import OptionError
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.units import counted
 
 Extents = tuple[int, int, int, int]
@@ -71,8 +71,8 @@ ALL: Final = Need("all")
 SCALE: Final = Need("scale")
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+@dataclass(frozen=True, slots=True, repr=False)
+class Edge(ShortRepr):
     """An input of a layer: its source layer (or `BATCH`), extents, and the part needed."""
 
     source: int
@@ -80,16 +80,16 @@ class Edge:
     needs: tuple[Need, Need, Need, Need] = (SAME, SAME, SAME, SAME)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerOp:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerOp(ShortRepr):
     """One operation of a layer for the executor: `convolution` with its stride, `relu`, `batch_norm` ..."""
 
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Layer(ShortRepr):
     """One layer: an operation and the pointwise ones behind it, which are split alike.
 
     Sizes are those of the whole graph's batch. `weight_elements` and `statistics` are split with the channels.

@@ -9,10 +9,11 @@ from gpusim.engine.base import Timeline, engine_by_name
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.lowering import COMPUTE, Lowered, Purpose, lower_plan
+from gpusim.notebook import ShortRepr
 
 
-@dataclass(frozen=True, slots=True)
-class Makespan:
+@dataclass(frozen=True, slots=True, repr=False)
+class Makespan(ShortRepr):
     """Breakdown of the time of the busiest GPU; the parts sum to `step_ns`."""
 
     step_ns: float

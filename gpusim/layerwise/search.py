@@ -22,10 +22,11 @@ from gpusim.layerwise.eliminate import cost_of, solve
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
 from gpusim.layerwise.k_best import k_best
 from gpusim.layerwise.memory_limit import solve_within
+from gpusim.notebook import ShortRepr
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
+@dataclass(frozen=True, slots=True, repr=False)
+class Searched(ShortRepr):
     """The best plan by sum of costs, with its bound, and the next best ones."""
 
     choice: Choice

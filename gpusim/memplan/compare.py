@@ -18,7 +18,7 @@ from gpusim.memplan.policies.least_time import LeastTime, shortfall
 from gpusim.memplan.policies.registry import MEMORY_POLICIES, memory_policy_by_name
 from gpusim.memplan.snapshot import write_snapshot
 from gpusim.memplan.storages import CATEGORIES, Storages
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.units import format_bytes, format_ns
 
@@ -29,8 +29,8 @@ FRONT_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
 _PER_SAMPLE = frozenset(("activation", "activation_gradient", "input", "workspace"))
 
 
-@dataclass(frozen=True)
-class PolicyRow:
+@dataclass(frozen=True, repr=False)
+class PolicyRow(ShortRepr):
     """One policy's plan, or the reason for none."""
 
     policy: str

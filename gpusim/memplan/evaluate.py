@@ -13,11 +13,12 @@ from gpusim.memplan.memory import MemoryUse, memory_of
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import Program, program_of
 from gpusim.memplan.storages import Storages
+from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, repr=False)
+class Outcome(ShortRepr):
     """Predictions for a memory plan on a GPU."""
 
     plan: MemoryPlan

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from gpusim.memplan.program import Program
 from gpusim.memplan.storages import Category, Storages
+from gpusim.notebook import ShortRepr
 from gpusim.plan.allocator import Block, CachingAllocator
 
 
-@dataclass(frozen=True)
-class Peak:
+@dataclass(frozen=True, repr=False)
+class Peak(ShortRepr):
     """The point of largest allocated memory."""
 
     allocated_bytes: int
@@ -25,8 +26,8 @@ class Peak:
     """Requested bytes by category; the rest of `allocated_bytes` is rounding."""
 
 
-@dataclass(frozen=True)
-class MemoryUse:
+@dataclass(frozen=True, repr=False)
+class MemoryUse(ShortRepr):
     """Memory of a program over its instructions."""
 
     initial_bytes: int

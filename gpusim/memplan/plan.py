@@ -13,9 +13,9 @@ from gpusim.errors import ScheduleError
 from gpusim.formats.memory_plan import SCHEMA, MemoryPlanDocument, OffloadEntry, RedoEntry
 from gpusim.formats.trace import Trace
 from gpusim.io.files import read_document, write_document
-from gpusim.notebook import short_name, short_repr
+from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.trace.store import structure_hash
-from gpusim.units import counted
+from gpusim.units import counted, format_bytes, format_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,16 @@ class MemoryPlan:
     def __repr__(self) -> str:
         parts = f"{counted(len(self.offloads), 'offload')}, {counted(len(self.redos), 'recomputation')}"
         return short_repr("MemoryPlan", f"{short_name(self.policy)}: {parts}" if self.policy else parts)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("copied to the host and back", counted(len(self.offloads), "storage")),
+            ("recomputed", counted(sum(len(redo.storages) for redo in self.redos), "storage")),
+            ("ops that run again", counted(sum(len(redo.ops) for redo in self.redos), "op")),
+            ("predicted time", format_ns(self.predicted_ns) if self.predicted_ns else "not simulated"),
+            ("predicted peak", format_bytes(self.predicted_peak_bytes) if self.predicted_peak_bytes else ""),
+        ]
+        return html_table(f"Memory plan {self.policy}".strip(), ("", ""), rows)
 
     def to_document(self, trace: Trace) -> MemoryPlanDocument:
         """Return the plan's document. `trace` is the plan's trace."""

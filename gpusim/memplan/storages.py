@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from gpusim.formats.trace import Op, Role, Trace
 from gpusim.memplan.again import draws, states_of
+from gpusim.notebook import ShortRepr
 from gpusim.plan.sync import kept_storages, storages_touched, works
 from gpusim.trace.dependencies import reads_writes_storages
 
@@ -75,8 +76,8 @@ class Recipe:
     """Other storages that these ops change in place, which must be recomputed, too."""
 
 
-@dataclass(frozen=True)
-class Storages:
+@dataclass(frozen=True, repr=False)
+class Storages(ShortRepr):
     """Storages of a trace, by index, and their uses by ops."""
 
     trace: Trace

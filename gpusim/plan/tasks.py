@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from gpusim.errors import PlanError
-from gpusim.notebook import short_repr
+from gpusim.notebook import short_fields, short_repr
 from gpusim.rules.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.units import counted
 
@@ -62,6 +62,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Index of the op in the trace; -1 for none."""
     kernel: int = -1
     """Index of the kernel in the op; -1 for none."""
+
+    def __repr__(self) -> str:
+        return short_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
 from gpusim.memplan.within import other_way
-from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, check_streams, write_schedule
@@ -44,8 +44,8 @@ COMPILING_SHARE = 5 / 6
 SEARCH_MARGIN = 0.06
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, repr=False)
+class Row(ShortRepr):
     """One simulated schedule."""
 
     policy: str
@@ -57,8 +57,8 @@ class Row:
     schedule: Schedule
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False)
+class Attribution(ShortRepr):
     """Attribution of the gain from eager to the best schedule, in ns saved."""
 
     eager_ns: int | None

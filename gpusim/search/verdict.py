@@ -9,7 +9,7 @@ from gpusim.bounds.bounds import Bounds
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import HardwareModel
-from gpusim.notebook import html_table, short_repr
+from gpusim.notebook import ShortRepr, html_table, short_repr
 from gpusim.plan.estimated_kernels import ESTIMATED_GAIN_FRAC
 from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
 from gpusim.plan.lower import lower
@@ -23,8 +23,8 @@ Way = Literal["eager", "graph", "streams", "streams_without_graph"]
 """Way to run a step: op by op from Python, in one CUDA graph, on streams in the graph, on streams from Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictRow:
+@dataclass(frozen=True, slots=True, repr=False)
+class VerdictRow(ShortRepr):
     """One way to run the step, with its time."""
 
     what: Way
