@@ -166,6 +166,18 @@ def test_step_that_writes_slices_of_a_state_waits_where_it_must() -> None:
     check_orders(trace, recorded)
 
 
+def test_results_that_nobody_uses_have_no_tensor() -> None:
+    """At inference attention on a GPU leaves some of them out, so that a call returns fewer than at compile time."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x * 2, x + 1).relu()
+
+    trace, recorded = fused_step(function_step(step, torch.randn(2, 3, 5, 4), CPU), "infer")
+    (attention,) = (op for op in trace.ops if "attention" in op.target)
+    assert [index is None for index in attention.outputs] == [False, True]
+    check_orders(trace, recorded)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_wrong_kernel_is_refused(dtype: Any) -> None:
     """Something else overwrites the result of a kernel of the backward pass."""

@@ -268,8 +268,9 @@ class _Reader:
                 for inner in part:
                     walk(inner)
             elif isinstance(part, self.ir.MultiOutput):
-                live = part.get_name() in self.scheduler.name_to_buf
-                flat.append(self.places.id_of(self.places.buffer(part.get_name())) if live else None)
+                name = part.get_name()
+                live = name in self.scheduler.name_to_buf and name not in self.graph.removed_buffers
+                flat.append(self.places.id_of(self.places.buffer(name)) if live else None)
             elif part is not None:
                 flat.append(None)
 
