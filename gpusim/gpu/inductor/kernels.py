@@ -5,6 +5,7 @@ This module runs code from a trace: the caller has asked `gpusim.trace.trust` fi
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,8 +121,18 @@ def loaded_code(functions: Iterable[Callable[..., Any]]) -> list[Any]:
     A kernel may get other code when it is tuned or loaded again; this is the current code.
     """
     kernels = {id(each): each.kernel for each in functions if isinstance(each, _TritonKernel)}
-    parts = ("launchers", "compile_results")
-    return [[kernel, *(list(getattr(kernel, part, ())) for part in parts)] for kernel in kernels.values()]
+    return [_code(kernel) for kernel in kernels.values()]
+
+
+def all_loaded_code() -> list[Any]:
+    """Return the same for all kernels of torch.compile in this process, for a CUDA graph of a compiled function."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    return [_code(each) for each in gc.get_objects() if issubclass(type(each), CachingAutotuner)]
+
+
+def _code(kernel: Any) -> list[Any]:
+    return [kernel, *(list(getattr(kernel, part, ())) for part in ("launchers", "compile_results"))]
 
 
 def _function(target: str, index: int, name: str) -> Callable[..., Any]:

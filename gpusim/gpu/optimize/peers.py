@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from gpusim.formats.results import Baseline
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.inductor.kernels import all_loaded_code
 from gpusim.gpu.optimize.copies import Copies
 from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.timing import time_interleaved
@@ -38,6 +39,8 @@ class Contender:
     call: Call
     model: nn.Module
     peak_bytes: int = 0
+    code: Sequence[Any] = ()
+    """Code of its kernels, which a later torch.compile of the same model might unload."""
 
 
 def tensors_of(step: ModelStep) -> tuple[Any, ...]:
@@ -78,7 +81,8 @@ def make(peer: Baseline, step: ModelStep) -> Contender:
     for _ in range(WARMUP_CALLS):
         call(*tensors_of(step))
     torch.cuda.synchronize()
-    return Contender(call, model, torch.cuda.max_memory_allocated() - before)
+    peak_bytes = torch.cuda.max_memory_allocated() - before
+    return Contender(call, model, peak_bytes, () if peer == "eager" else all_loaded_code())
 
 
 def _eager(step: ModelStep, model: nn.Module) -> Call:
@@ -143,6 +147,7 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
         graph.replay()
         return _copied(result)
 
+    replayed.compiled = call  # type: ignore[attr-defined]  # torch drops the code of a function that nobody holds
     return replayed
 
 

@@ -481,6 +481,18 @@ def test_code_of_a_recorded_graph_is_held_as_it_was() -> None:
     assert [*launchers, *results] == code
 
 
+def test_code_of_a_compiled_functions_graph_is_held_whoever_drops_the_kernel() -> None:
+    """A second torch.compile of a model ended the first one's CUDA graph in an illegal access."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    kernel = object.__new__(CachingAutotuner)
+    kernel.launchers = [object()]
+    code = kernel.launchers[0]
+    held = kernels.all_loaded_code()
+    kernel.launchers = []
+    assert [launchers for each, launchers, _ in held if each is kernel] == [[code]]
+
+
 def test_memory_that_begins_at_an_odd_place_is_refused() -> None:
     from types import SimpleNamespace
 
