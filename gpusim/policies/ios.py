@@ -11,10 +11,10 @@ released code (`python/ios/optimizer.py`). The rules:
 3. The search is pruned: at most r ops in a group (r = 3) and at most s groups in a stage (s = 8).
 4. Networks are scheduled block by block (`gpusim.policies.shared.ios_blocks` finds units and blocks).
 
-IOS measures each stage on the GPU; here it is simulated (`stage_ns`) with its barriers: all groups wait for the
-previous stage, and the next stage waits for all groups. IOS's alternative for a stage, merging convolutions of one
-input into a larger one, needs other kernels and is left out. Groups are the connected components of an ending; IOS's
-code finds only those with a single first op (its issue 10).
+IOS measures each stage on the GPU. Here it is simulated (`stage_ns`) with its barriers, unless its cost is given: all
+groups wait for the previous stage, and the next stage waits for all groups. IOS's alternative for a stage, merging
+convolutions of one input into a larger one, needs other kernels and is left out. Groups are the connected components of
+an ending; IOS's code finds only those with a single first op (its issue 10).
 
 A schedule here has an order and streams, and dependencies come from data alone, so **the barriers are not enforced when
 it runs**: a group starts once its stream and its own inputs are ready. The simulated makespan of the schedule is
@@ -82,14 +82,14 @@ StageCost = Callable[[Sequence[Sequence[Task]], HardwareModel], float]
 """Function from the tasks of a stage's groups to its time in ns, barriers included."""
 
 
-def ios(graph: OpGraph, streams: int) -> Schedule:
-    """Return the schedule with stages in order, each group of a stage on its own stream."""
+def ios(graph: OpGraph, streams: int, cost: StageCost | None = None) -> Schedule:
+    """Return the schedule with stages in order, each group of a stage on its own stream; `cost` as for `ios_stages`."""
     if streams == 1:
         return Schedule.in_recorded_order(len(graph))
     units = units_of(graph)
     order: list[int] = []
     stream_of: dict[int, int] = {}
-    for stage in ios_stages(graph, units, min(MAX_GROUPS, streams)):
+    for stage in ios_stages(graph, units, min(MAX_GROUPS, streams), cost):
         place_stage(units, stage, streams, order, stream_of)
     return spread_views(
         graph,

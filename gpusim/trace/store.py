@@ -16,6 +16,7 @@ from gpusim.io.decompression import decompress
 from gpusim.io.files import (
     decode_document,
     encode_json,
+    read_bytes,
     read_document,
     write_document,
 )
@@ -84,6 +85,11 @@ def read_manifest() -> list[dict[str, Any]]:
         return []
     document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     return list(document["traces"])
+
+
+def trace_sha256(path: Path) -> str:
+    """Hash the text in a trace's file, so that a later release's trace encoding does not change it."""
+    return hashlib.sha256(read_bytes(path, TraceError)).hexdigest()
 
 
 def structure_hash(trace: Trace) -> str:

@@ -20,7 +20,8 @@ from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import explore
-from gpusim.validation.recipe import FASTEST_KERNELS
+from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS
+from gpusim.validation.stage_times import Stage, measured_ios
 
 #: Numbers of streams of policies that take seconds a call.
 SLOW_COUNTS = (4, 8)
@@ -31,10 +32,13 @@ def kernels_of(schedule: Schedule) -> Kernels:
     return "chosen" if schedule.has_variants else "captured"
 
 
-def fair_schedules(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:
+def fair_schedules(
+    graph: OpGraph, recipe: Recipe, stage_times_ns: dict[Stage, int] | None = None
+) -> Iterator[tuple[str, Schedule]]:
     """Yield the `recipe.trials` schedules predicted best of each policy and of the search, on both choices of kernels.
 
-    `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all.
+    `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all. `MEASURED_IOS` has
+    schedules on captured kernels only, whose stages were measured.
     """
     choices: list[tuple[int, ...]] = [()]
     if graph.variants:
@@ -47,6 +51,9 @@ def fair_schedules(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedu
                 made = [Schedule.in_recorded_order(len(graph))] if variants else []
             elif policy == SEARCH:
                 made = _searched(planned_on, recipe)
+            elif policy == MEASURED_IOS:
+                counts = [] if variants else slow_counts(recipe.streams)
+                made = [measured_ios(planned_on, count, stage_times_ns or {}) for count in counts]
             else:
                 made = _planned(planned_on, policy, recipe.streams)
             by_time = {evaluator.makespan_ns(each): each for each in reversed(made)}  # each time once, the first one's
@@ -54,10 +61,15 @@ def fair_schedules(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedu
                 yield policy, dataclasses.replace(each, variants=variants)
 
 
+def slow_counts(streams: int) -> tuple[int, ...]:
+    """Return the numbers of streams of policies that take seconds a call, on up to `streams`."""
+    return tuple(min(count, streams) for count in SLOW_COUNTS)
+
+
 def _planned(graph: OpGraph, name: str, streams: int) -> list[Schedule]:
     """Return a policy's schedules on each number of streams, and on as many as it takes itself."""
     policy = POLICIES[name]
-    counts = (min(count, streams) for count in SLOW_COUNTS) if policy.slow else (*stream_counts(streams), MAX_STREAMS)
+    counts = slow_counts(streams) if policy.slow else (*stream_counts(streams), MAX_STREAMS)
     return [policy(graph, count) for count in policy.stream_counts(counts)]
 
 

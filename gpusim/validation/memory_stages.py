@@ -29,11 +29,10 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.plan.graph import OpGraph
-from gpusim.trace.store import read_trace
+from gpusim.trace.store import read_trace, trace_sha256
 from gpusim.validation.case_work import result_case
 from gpusim.validation.chosen import Chosen, hardware_of
 from gpusim.validation.memory_again import ReplayedPlan, plans_path, read_replayed_plans, write_replayed_plans
-from gpusim.validation.predictions import trace_sha256
 from gpusim.validation.tables import write_results
 from gpusim.version import code_version
 

@@ -7,16 +7,16 @@ numbers and makes no new ones.
 from __future__ import annotations
 
 import datetime
-import hashlib
 from pathlib import Path
 from typing import Final, Literal
 
-from gpusim.errors import RecipeError, TraceError
+from gpusim.errors import RecipeError
 from gpusim.formats.schedule import ScheduleDocument
 from gpusim.formats.trace import Trace
-from gpusim.io.files import Count, Document, Nanoseconds, read_bytes, read_document, write_document
+from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
+from gpusim.trace.store import trace_sha256
 from gpusim.validation.chosen import Chosen
 from gpusim.version import code_version
 
@@ -68,11 +68,6 @@ class Predictions(Document, frozen=True, kw_only=True, omit_defaults=False):
 def predictions_path(trace: Path) -> Path:
     """Return the path next to the trace's file: `NAME.predicted.json.gz`."""
     return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
-
-
-def trace_sha256(path: Path) -> str:
-    """Hash the text in a trace's file, so that a later release's trace encoding does not change it."""
-    return hashlib.sha256(read_bytes(path, TraceError)).hexdigest()
 
 
 def predictions_of(path: Path, trace: Trace, chosen: Chosen, recipe: str) -> Predictions:

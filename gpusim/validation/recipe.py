@@ -18,6 +18,8 @@ from gpusim.trace.trust import check_trace_code, names_code, require_trust, wron
 
 #: The best searched schedule of the captured kernels, where the search may use variants.
 WITHOUT_VARIANTS = "without variants"
+#: IOS with stage latencies measured on the GPU (`gpusim.validation.stage_times`).
+MEASURED_IOS = "ios, measured stages"
 #: Recorded order on one stream, each op with its fastest variant in isolation: the gain of kernel selection alone.
 FASTEST_KERNELS = "fastest kernels"
 #: Names that a recipe may use in addition to policies: the recommendation, and the best searched schedules by kind.
@@ -29,13 +31,15 @@ def read_recipe(path: Path) -> Recipe:
     recipe = read_toml(path, Recipe, RecipeError)
     if not recipe.case:
         raise RecipeError(str(path), "has no cases", place="$.case")
-    known = {*POLICIES, *SEARCHES}
+    known = {*POLICIES, *SEARCHES, MEASURED_IOS}
     for index, policy in enumerate(recipe.policies):
         if policy not in known:
             problem = f"unknown policy '{policy}' (there are: {', '.join(sorted(known))})"
             raise RecipeError(str(path), problem, place=f"$.policies[{index}]")
         if recipe.trials and policy in SEARCHES and policy not in (SEARCH, FASTEST_KERNELS):
             raise RecipeError(str(path), f"trials compare policies, not '{policy}'", place=f"$.policies[{index}]")
+        if policy == MEASURED_IOS and not recipe.trials:
+            raise RecipeError(str(path), f"'{policy}' goes with trials", place=f"$.policies[{index}]")
     for index, policy in enumerate(recipe.memory_policies):
         if policy not in MEMORY_POLICIES:
             problem = f"unknown memory policy '{policy}' (there are: {', '.join(sorted(MEMORY_POLICIES))})"

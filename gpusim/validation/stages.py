@@ -26,7 +26,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.case_work import capture_case, replay_chosen, result_case, tried_ns
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
-from gpusim.validation.fair import fastest_of_each, kernels_of
+from gpusim.validation.fair import fastest_of_each, kernels_of, slow_counts
 from gpusim.validation.memory_stages import MemoryResults, measured_or_said, predict_memory
 from gpusim.validation.predictions import (
     Predictions,
@@ -35,8 +35,10 @@ from gpusim.validation.predictions import (
     read_predictions,
     write_predictions,
 )
+from gpusim.validation.recipe import MEASURED_IOS
 from gpusim.validation.replayed import SUFFIX as REPLAYED_SUFFIX
 from gpusim.validation.replayed import ReplayedSchedule, read_replayed, write_replayed
+from gpusim.validation.stage_times import measure_stages_of, stage_times_path
 from gpusim.validation.tables import write_results
 
 Stage = Literal["capture", "predict", "measure"]
@@ -67,7 +69,10 @@ def predicted_path(case: Case, recipe: Recipe) -> Path:
 
 
 def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say) -> list[Path]:
-    """Capture each case without a trace. A failure does not stop the others; if all fail, the first error is raised."""
+    """Capture each case without a trace, and measure IOS's stages where the recipe asks for them.
+
+    A failed capture does not stop the others; if all fail, the first error is raised.
+    """
     paths: list[Path] = []
     errors: list[GpusimError] = []
     for case in cases:
@@ -81,6 +86,11 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
                 say(f"failed: {case.spec}: {cause}")
                 continue
             say(f"captured {path.name}")
+        if MEASURED_IOS in recipe.policies and not is_file(stage_times_path(path, recipe)):
+            trace = read_trace(path)
+            graph = OpGraph.build(trace, hardware_of(trace))
+            measure_stages_of(path, graph, recipe, slow_counts(recipe.streams), command)
+            say(f"measured the stages of {path.name}")
         paths.append(path)
     if errors and not paths:
         raise errors[0]

@@ -180,7 +180,7 @@ def _measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...
     lanes = [torch.cuda.Stream() for _ in range(max(map(len, stages.stages)))]
     for lane in lanes:  # libraries initialize on first use of a stream
         with torch.cuda.stream(lane):
-            _run_each(runner, sorted({op for stage in stages.stages for op in stage}))
+            run_each(runner, sorted({op for stage in stages.stages for op in stage}))
     stamp(0)
     evict()
     torch.cuda.synchronize()
@@ -190,9 +190,9 @@ def _measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...
             if cold:
                 evict()
             else:
-                _run_each(runner, ops)
+                run_each(runner, ops)
             stamp(2 * number)
-            _side_by_side(lanes, [partial(runner.run, op) for op in ops])
+            side_by_side(lanes, [partial(runner.run, op) for op in ops])
             stamp(2 * number + 1)
             runner.tensors[:] = tensors
     samples = []
@@ -204,7 +204,7 @@ def _measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...
     return stages.times(torch.stack(samples[REPLAYS // 8 :]))
 
 
-def _run_each(runner: Runner, ops: Sequence[int]) -> None:
+def run_each(runner: Runner, ops: Sequence[int]) -> None:
     for op in ops:
         runner.run(op)
 
@@ -219,7 +219,7 @@ def _evictor(device: torch.device) -> Callable[[], object]:
     return partial(torch.amax, unused, dim=0, out=largest)
 
 
-def _side_by_side(lanes: Sequence[torch.cuda.Stream], calls: Sequence[Callable[[], None]]) -> None:
+def side_by_side(lanes: Sequence[torch.cuda.Stream], calls: Sequence[Callable[[], None]]) -> None:
     """Fork from the first stream, run one call in each, and join."""
     for lane in lanes[1 : len(calls)]:
         lane.wait_stream(lanes[0])
