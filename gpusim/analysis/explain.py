@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpusim.analysis.recorded import causes_of
 from gpusim.engine.base import Timeline
-from gpusim.engine.causes import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS, alone_ns
+from gpusim.engine.causes import BLOCKS, CARVEOUT, COPY, DRAM, ISSUE, REGISTERS, SMEM, THREADS, alone_ns
 from gpusim.formats.hardware import HardwareModel
 from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 DEPENDENCY: Final = "dependency"
 QUEUE: Final = "queue"
-STARTS_BESIDE: Final = "starts beside"
+START_INTERFERENCE: Final = "start interference"
 GRAPH_GAPS: Final = "graph gaps"
 LAUNCH: Final = "launch"
 FRONT_END: Final = "front end"
 GRID_SLOT: Final = "grid slot"
 MISSES: Final = "L2 misses"
 CAUSES: Final = (
-    DEPENDENCY, QUEUE, STARTS_BESIDE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
-    SMEM, SPLIT, ISSUE, DRAM, MISSES,
+    DEPENDENCY, QUEUE, START_INTERFERENCE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
+    SMEM, CARVEOUT, ISSUE, DRAM, MISSES,
 )  # fmt: skip
 """All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in the gap of a step."""
 
@@ -236,7 +236,7 @@ def _delays(explained: Explained) -> Iterator[tuple[Delay, ...]]:
                 steps.append((QUEUE, min(ends[before] + _gap_ns(explained, index), ready[index]), before))
             if last >= 0:
                 until_ns = ends[last] + _gap_ns(explained, index) + causes.interference_ns[last]
-                steps.append((STARTS_BESIDE, min(until_ns, ready[index]), None))
+                steps.append((START_INTERFERENCE, min(until_ns, ready[index]), None))
             steps.append((GRAPH_GAPS, ready[index], None))
         held = causes.held[index] or FRONT_END
         steps.append((held, timeline.start_ns[index], causes.held_by[index] if causes.held[index] else None))

@@ -15,14 +15,14 @@ THREADS: Final = "threads"
 REGISTERS: Final = "registers"
 SMEM: Final = "shared memory"
 BLOCKS: Final = "blocks"
-SPLIT: Final = "shared-memory split"
+CARVEOUT: Final = "shared memory carve-out"
 ISSUE: Final = "issue and L2"
 DRAM: Final = "DRAM"
 COPY: Final = "copy engine"
 #: In the order of `Demand.resources`. `BLOCKS` stands for block slots and for waiting behind an unplaced kernel.
 RESOURCES: Final = (THREADS, REGISTERS, SMEM, BLOCKS)
 #: Indexed by the constants of `gpusim.rules.lost_time`.
-LOSSES: Final = (THREADS, REGISTERS, SMEM, BLOCKS, SPLIT, ISSUE, DRAM, COPY)
+LOSSES: Final = (THREADS, REGISTERS, SMEM, BLOCKS, CARVEOUT, ISSUE, DRAM, COPY)
 
 Held = Literal["", "front end", "grid slot", "copy engine"]
 """Resource that a ready task waited for: none, the busy front end, a free grid slot, or its copy engine."""

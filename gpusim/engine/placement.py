@@ -172,7 +172,7 @@ class SmPlacement:
         """Place as many blocks of a kernel as fit (rules 2 and 3)."""
         rooms = [self._room(group, kernel) for group in self.groups]
         if not any(rooms):
-            kernel.crowds = kernel.crowds or any(self._only_split_differs(group, kernel) for group in self.groups)
+            kernel.crowds = kernel.crowds or any(self._only_carveout_differs(group, kernel) for group in self.groups)
         elif kernel.crowds and not kernel.on_sms:
             self._fill_up(kernel, rooms)
         else:
@@ -209,7 +209,7 @@ class SmPlacement:
     def _add(self, kernel: Placed, group: SmGroup, blocks: int) -> None:
         """Put `blocks` blocks on each SM of a group; the last SM may get fewer."""
         if not group.blocks:
-            group.split_bytes = kernel.task.footprint.own_split_bytes
+            group.carveout_bytes = kernel.task.footprint.own_carveout_bytes
         put(group, kernel.task, blocks)
         kernel.left = max(0, kernel.left - blocks * group.sms)
         kernel.on_sms += blocks * group.sms
@@ -238,7 +238,7 @@ class SmPlacement:
             return 0
         if not group.blocks:
             return kernel.task.blocks_per_sm
-        if not dispatch.carveout_allows(group.split_bytes, kernel.task.footprint.split_bytes):
+        if not dispatch.carveout_allows(group.carveout_bytes, kernel.task.footprint.carveout_bytes):
             return 0
         return self._room_for(group, kernel, kernel.task.footprint.smem_bytes)
 
@@ -247,18 +247,18 @@ class SmPlacement:
         return dispatch.room(
             limits.threads_per_sm - group.threads,
             limits.regs_per_sm - group.regs,
-            group.split_bytes - group.smem_bytes,
+            group.carveout_bytes - group.smem_bytes,
             limits.blocks_per_sm - group.blocks,
             need.threads,
             need.regs,
             smem_bytes,
         )
 
-    def _only_split_differs(self, group: SmGroup, kernel: Placed) -> bool:
+    def _only_carveout_differs(self, group: SmGroup, kernel: Placed) -> bool:
         """Return True if only the carve-out keeps a kernel off a group."""
         return (
             group.partition == kernel.task.partition
-            and not dispatch.carveout_allows(group.split_bytes, kernel.task.footprint.split_bytes)
+            and not dispatch.carveout_allows(group.carveout_bytes, kernel.task.footprint.carveout_bytes)
             and self._room_for(group, kernel, smem_bytes=0) > 0
         )
 
@@ -356,10 +356,10 @@ class SmPlacement:
                     limits.threads_per_sm - group.threads,
                     limits.regs_per_sm - group.regs,
                     limits.blocks_per_sm - group.blocks,
-                    group.split_bytes,
+                    group.carveout_bytes,
                     need.threads,
                     need.regs,
-                    need.split_bytes,
+                    need.carveout_bytes,
                 )
                 missing[cause] += group.sms
         return missing.most_common(1)[0][0] if missing else lost_time.BLOCKS

@@ -144,11 +144,11 @@ class _Simulation:
         if self.env.now > self.ready[index] and by >= 0:
             self.noted.held[index], self.noted.held_by[index] = held, by
 
-    def finished(self, index: int, starts_beside: int) -> None:
-        """Record the end of a task; `starts_beside` other kernels have started on its GPU while it ran."""
+    def finished(self, index: int, other_starts: int) -> None:
+        """Record the end of a task; `other_starts` other kernels have started on its GPU while it ran."""
         self.end[index] = self.env.now
         if self.plan.mode == "graph":
-            self.noted.interference_ns[index] = start_interference.lost_ns(self.hardware.graph, starts_beside)
+            self.noted.interference_ns[index] = start_interference.lost_ns(self.hardware.graph, other_starts)
         self.finish_order[index] = len(self.finish_order)
         self.ended[index].succeed()
 
@@ -301,7 +301,7 @@ class _Device:
         self.simulation.count_event(index)
         self._advance()
         task = self.simulation.plan.tasks[index]
-        all_of_it, starts_beside = True, 0
+        all_of_it, other_starts = True, 0
         if task.kind in COPY_DIRECTIONS:
             self.copies[task.kind].active = None
             self.copies[task.kind].last_ended = index
@@ -310,11 +310,11 @@ class _Device:
             all_of_it = self.pool.finish(index)
             if was_full and all_of_it:
                 self.room_at, self.room_by = self.env.now, index
-            starts_beside = self.starts - self.started[index]
+            other_starts = self.starts - self.started[index]
         self._update()
         if not all_of_it:
             return
-        self.simulation.finished(index, starts_beside)
+        self.simulation.finished(index, other_starts)
         if self.waiting:
             self._serve(max(self.env.now, self.front_end_free))
 

@@ -21,7 +21,7 @@ class SmGroup:
     regs: int = 0
     smem_bytes: int = 0
     blocks: int = 0
-    split_bytes: int = 0
+    carveout_bytes: int = 0
     cohorts: list[Cohort] = field(default_factory=list)
     """Cohorts in the order of their placement."""
     rates: tuple[float, float] = (1.0, 1.0)

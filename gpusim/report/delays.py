@@ -13,12 +13,12 @@ from gpusim.analysis.explain import (
     LAUNCH,
     MISSES,
     QUEUE,
-    STARTS_BESIDE,
+    START_INTERFERENCE,
     Delay,
     Explained,
 )
 from gpusim.analysis.explain_pair import merged
-from gpusim.engine.causes import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS
+from gpusim.engine.causes import BLOCKS, CARVEOUT, COPY, DRAM, ISSUE, REGISTERS, SMEM, THREADS
 from gpusim.text import shortened, visible
 from gpusim.trace.op_names import op_label
 from gpusim.units import format_ns
@@ -40,7 +40,7 @@ class Cause:
 CAUSES: Final = {
     QUEUE: Cause("the kernel before in the stream was still running", "More streams, or another order, would help."),
     LAUNCH: Cause("the host launched too late", "A CUDA graph would help."),
-    STARTS_BESIDE: Cause("other kernels started meanwhile", "Fewer, larger kernels would help: operator fusion."),
+    START_INTERFERENCE: Cause("other kernels started meanwhile", "Fewer, larger kernels would help: operator fusion."),
     GRAPH_GAPS: Cause("the CUDA graph forks and joins there", "Fewer branches would help."),
     FRONT_END: Cause("the GPU was starting another kernel", "Fewer kernels would help: operator fusion."),
     GRID_SLOT: Cause("as many kernels ran as the GPU holds", "Fewer streams would help."),
@@ -49,7 +49,7 @@ CAUSES: Final = {
     THREADS: Cause("other kernels held the SMs' threads", "Smaller kernels, or another order, would help."),
     REGISTERS: Cause("other kernels held the SMs' registers", "Kernels with smaller tiles would help."),
     SMEM: Cause("other kernels held the SMs' shared memory", "Kernels with smaller tiles would help."),
-    SPLIT: Cause("the SMs' shared memory was set up for another kernel", "Another order would help."),
+    CARVEOUT: Cause("the SMs' shared memory was set up for another kernel", "Another order would help."),
     ISSUE: Cause("other kernels shared the SMs and the L2 cache", "Nothing but fewer kernels at once would help."),
     DRAM: Cause("all kernels together exceeded the memory's bandwidth", "Operator fusion would help: it moves less."),
     MISSES: Cause("data had left the L2 cache", "Fewer streams would help: they touch less memory."),

@@ -19,7 +19,7 @@ THREADS: Final = 0
 REGISTERS: Final = 1
 SMEM: Final = 2
 BLOCKS: Final = 3
-SPLIT: Final = 4
+CARVEOUT: Final = 4
 ISSUE: Final = 5
 DRAM: Final = 6
 COPY: Final = 7
@@ -56,7 +56,7 @@ def missing(
         return REGISTERS
     if slots_left < 1.0:
         return BLOCKS
-    return SPLIT if carveout_bytes < least_carveout_bytes else SMEM
+    return CARVEOUT if carveout_bytes < least_carveout_bytes else SMEM
 
 
 def copy_part(rate: float, full_rate: float) -> float:

@@ -100,13 +100,13 @@ class Footprint:
     regs: int
     smem_bytes: int
     """Shared memory of a block, with the driver's share and rounding."""
-    split_bytes: int
+    carveout_bytes: int
     """Minimum carve-out: room for as many blocks as the SM can hold."""
-    own_split_bytes: int
+    own_carveout_bytes: int
     """Carve-out that an empty SM gets for the kernel."""
 
 
-NO_FOOTPRINT = Footprint(threads=0, regs=0, smem_bytes=0, split_bytes=0, own_split_bytes=0)
+NO_FOOTPRINT = Footprint(threads=0, regs=0, smem_bytes=0, carveout_bytes=0, own_carveout_bytes=0)
 NO_DEMAND = Demand(threads=0.0, regs=0.0, smem=0.0, slots=0.0, residency=0.0, cover=0.0)
 
 
@@ -182,13 +182,13 @@ def kernel_footprint(limits: Limits, kernel: Kernel) -> Footprint:
         threads=threads,
         regs=_round_up(kernel.regs_per_thread * limits.warp_threads, limits.reg_granularity) * warps,
         smem_bytes=smem_bytes,
-        split_bytes=_smem_split(limits, needed),
-        own_split_bytes=_asked_split(limits, kernel)
-        or _smem_split(limits, max(needed, spare) if kernel.smem_bytes else spare),
+        carveout_bytes=_carveout_for(limits, needed),
+        own_carveout_bytes=_asked_carveout(limits, kernel)
+        or _carveout_for(limits, max(needed, spare) if kernel.smem_bytes else spare),
     )
 
 
-def _asked_split(limits: Limits, kernel: Kernel) -> int | None:
+def _asked_carveout(limits: Limits, kernel: Kernel) -> int | None:
     """Return the carve-out requested by the library instead of the driver's choice, or None if unknown."""
     if kernel.counters is not None and kernel.counters.smem_config_bytes:
         return kernel.counters.smem_config_bytes
@@ -197,9 +197,9 @@ def _asked_split(limits: Limits, kernel: Kernel) -> int | None:
     return None
 
 
-def _smem_split(limits: Limits, smem_bytes: int) -> int:
+def _carveout_for(limits: Limits, smem_bytes: int) -> int:
     """Return the smallest carve-out with room for `smem_bytes`."""
-    return min((split for split in limits.smem_splits_bytes if split >= smem_bytes), default=limits.smem_per_sm_bytes)
+    return min((size for size in limits.smem_splits_bytes if size >= smem_bytes), default=limits.smem_per_sm_bytes)
 
 
 def _warps(limits: Limits, threads: int) -> int:

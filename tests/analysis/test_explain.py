@@ -20,7 +20,7 @@ from gpusim.analysis.explain import (
     GRAPH_GAPS,
     LAUNCH,
     QUEUE,
-    STARTS_BESIDE,
+    START_INTERFERENCE,
     Explained,
     explain,
     totals_ns,
@@ -29,7 +29,7 @@ from gpusim.analysis.explain_pair import explain_pair, find_op
 from gpusim.bounds.bounds import critical_path_ns
 from gpusim.cli import cli
 from gpusim.engine.base import Timeline
-from gpusim.engine.causes import BLOCKS, COPY, DRAM, ISSUE, REGISTERS, SMEM, SPLIT, THREADS, Loss, alone_ns
+from gpusim.engine.causes import BLOCKS, CARVEOUT, COPY, DRAM, ISSUE, REGISTERS, SMEM, THREADS, Loss, alone_ns
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.hardware import HardwareModel
@@ -126,7 +126,7 @@ def test_start_beside_a_kernel_delays_what_waits_for_it() -> None:
     hardware = make_hardware(chain_ns=100, front_end_ns=70, busy_ns=60, busy_starts=2)
     found = explained(make_trace(steps), [0, 1, 0], hardware)
     assert found.timeline.start_ns == (0, 70, 2120)
-    assert causes(found) == {STARTS_BESIDE: 20}
+    assert causes(found) == {START_INTERFERENCE: 20}
 
 
 def test_younger_kernel_loses_issue_slots() -> None:
@@ -251,7 +251,7 @@ def test_what_blocks_wait_for_is_named(first: Kernel, second: Kernel, cause: str
 def test_wait_for_another_split_of_shared_memory_is_named_and_so_is_the_crowd_after_it() -> None:
     """SMs that run blocks without shared memory get no carve-out. As they empty, each gets two blocks, not one."""
     found = two(kernel(1000, 132, threads=256), kernel(100, 132, threads=256, smem=100_000))
-    assert run_causes(found, 1) == {SPLIT: 1000, ISSUE: 100}
+    assert run_causes(found, 1) == {CARVEOUT: 1000, ISSUE: 100}
 
 
 def test_kernel_behind_one_that_waits_for_room_waits_for_its_turn() -> None:

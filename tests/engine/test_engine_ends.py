@@ -29,7 +29,7 @@ from tests.support.list_scheduling import list_schedule
 ENGINES = (ReferenceEngine(), FastEngine())
 MODES: tuple[LaunchMode, ...] = ("graph", "stream")
 HOUR_NS = 3.6e12
-FOOTPRINT = Footprint(threads=256, regs=8192, smem_bytes=1024, split_bytes=8192, own_split_bytes=8192)
+FOOTPRINT = Footprint(threads=256, regs=8192, smem_bytes=1024, carveout_bytes=8192, own_carveout_bytes=8192)
 BLOCKS_PER_SM = 8
 #: Waves of an H200: one block, part of one, one, slightly more, many.
 BLOCKS = (1, 100, 132 * 8, 132 * 8 + 1, 5000, 100_000)

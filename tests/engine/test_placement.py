@@ -302,10 +302,10 @@ def test_split_of_traced_kernels(threads: int, regs: int, smem: int, split: int,
     """As reported by Nsight Compute for kernels of GoogLeNet; the least carve-out comes from the join experiments."""
     limits = load_hardware("h200").limits
     found = kernel_footprint(limits, kernel(1000, 1, threads, regs, smem))
-    assert (found.split_bytes, found.own_split_bytes) == (split * KIB, own * KIB)
+    assert (found.carveout_bytes, found.own_carveout_bytes) == (split * KIB, own * KIB)
 
 
 def test_without_splits_shared_memory_is_a_resource_like_others() -> None:
     limits = msgspec.structs.replace(load_hardware("h200").limits, smem_splits_bytes=())
     found = kernel_footprint(limits, kernel(1000, 1, 256, 32, 4096))
-    assert found.split_bytes == found.own_split_bytes == limits.smem_per_sm_bytes
+    assert found.carveout_bytes == found.own_carveout_bytes == limits.smem_per_sm_bytes

@@ -40,7 +40,7 @@ def test_driver_sets_shared_memory_as_the_rule_says() -> None:
     wrong = [
         row
         for row in tested
-        if footprint(row["threads"], row["smem_bytes"], row["regs_per_thread"]).own_split_bytes != row["split_bytes"]
+        if footprint(row["threads"], row["smem_bytes"], row["regs_per_thread"]).own_carveout_bytes != row["split_bytes"]
     ]
     assert not wrong
 
@@ -60,13 +60,13 @@ def test_libraries_kernels_get_the_size_that_the_rule_says() -> None:
             regs_per_thread=int(row["regs_per_thread"]),
             smem_bytes=int(row["smem_bytes"]),
         )
-        if kernel_footprint(LIMITS, kernel).own_split_bytes != split_bytes:
+        if kernel_footprint(LIMITS, kernel).own_carveout_bytes != split_bytes:
             wrong.append((row["name"][:36], int(row["launches"])))
         counters = Counters(
             dram_bytes=0, l2_bytes=0, instructions=0, tensor_instructions=0, smem_config_bytes=split_bytes
         )
         counted = msgspec.structs.replace(kernel, counters=counters)
-        assert kernel_footprint(LIMITS, counted).own_split_bytes == split_bytes
+        assert kernel_footprint(LIMITS, counted).own_carveout_bytes == split_bytes
     assert wrong == [("void cutlass::Kernel2<cutlass_80_ten", 3), ("void implicit_convolve_sgemm<float; ", 1)]
 
 

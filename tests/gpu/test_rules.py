@@ -40,11 +40,11 @@ class Dispatcher:
     best_room: bool = True
     in_line: bool = True
     by_priority: bool = True
-    with_splits: bool = True
+    with_carveouts: bool = True
     gap_ns: Callable[[int, int], int] = lambda width, blocks: 800
 
     def place(self, holds: Sequence[Hold]) -> list[Blocks]:
-        self.threads, self.blocks, self.smem, self.split = (np.zeros(self.sms, int) for _ in range(4))
+        self.threads, self.blocks, self.smem, self.carveout = (np.zeros(self.sms, int) for _ in range(4))
         needs = [experiments._footprint((hold.threads, hold.smem_bytes // 1024), LIMITS) for hold in holds]
         left = [hold.blocks for hold in holds]
         rows: list[list[tuple[int, int, int]]] = [[] for _ in holds]
@@ -89,14 +89,14 @@ class Dispatcher:
 
     def _room(self, need: Footprint) -> npt.NDArray[np.int64]:
         room = np.minimum((LIMITS.threads_per_sm - self.threads) // need.threads, LIMITS.blocks_per_sm - self.blocks)
-        if not self.with_splits:
+        if not self.with_carveouts:
             return np.minimum(room, (LIMITS.smem_per_sm_bytes - self.smem) // need.smem_bytes)
-        split = np.where(self.blocks > 0, self.split, need.own_split_bytes)
-        return np.where(split >= need.split_bytes, np.minimum(room, (split - self.smem) // need.smem_bytes), 0)
+        split = np.where(self.blocks > 0, self.carveout, need.own_carveout_bytes)
+        return np.where(split >= need.carveout_bytes, np.minimum(room, (split - self.smem) // need.smem_bytes), 0)
 
     def _put(self, sm: int, need: Footprint, sign: int) -> None:
         if not self.blocks[sm]:
-            self.split[sm] = need.own_split_bytes
+            self.carveout[sm] = need.own_carveout_bytes
         self.threads[sm] += sign * need.threads
         self.smem[sm] += sign * need.smem_bytes
         self.blocks[sm] += sign
@@ -115,7 +115,7 @@ def test_gpu_that_follows_the_rules_is_said_to() -> None:
         "head of line": True,
         "room is taken at once": True,
         "priority": True,
-        "shared-memory split": True,
+        "shared memory carve-out": True,
         "gap in a chain": True,
         "gap beside others": None,
         "bandwidth by SMs and warps": None,
@@ -135,7 +135,7 @@ def test_gpu_that_follows_the_rules_is_said_to() -> None:
         (Dispatcher(best_room=False), experiments.most_room, "of 18 second kernels"),
         (Dispatcher(in_line=False), experiments.head_of_line, "75 of 75 blocks started before the last block"),
         (Dispatcher(by_priority=False), experiments.priorities, "of 132 blocks 0 overtook with higher priority"),
-        (Dispatcher(with_splits=False), experiments.splits, "not: "),
+        (Dispatcher(with_carveouts=False), experiments.carveouts, "not: "),
     ],
 )
 def test_gpu_that_breaks_a_rule_is_found_out(gpu: Dispatcher, experiment: Callable[..., Rule], text: str) -> None:

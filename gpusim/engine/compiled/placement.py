@@ -92,8 +92,8 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
     kernel.blocks_per_sm = row.blocks_per_sm
     kernel.regs = row.regs
     kernel.smem_bytes = row.smem_bytes
-    kernel.split_bytes = row.split_bytes
-    kernel.own_split_bytes = row.own_split_bytes
+    kernel.carveout_bytes = row.carveout_bytes
+    kernel.own_carveout_bytes = row.own_carveout_bytes
     kernel.left = row.left
     device.unplaced += 1
     kernel.on_sms = 0
@@ -126,8 +126,8 @@ def prepare_blocks(hw: Any, row: Any, task: Any) -> None:
     row.blocks_per_sm = int64(task.blocks_per_sm)
     row.regs = task.footprint_regs
     row.smem_bytes = task.footprint_smem_bytes
-    row.split_bytes = task.footprint_split_bytes
-    row.own_split_bytes = task.footprint_own_split_bytes
+    row.carveout_bytes = task.footprint_carveout_bytes
+    row.own_carveout_bytes = task.footprint_own_carveout_bytes
     row.left = placed_blocks(count, sms * int64(row.blocks_per_sm))
     full_waves = waves(hw.contention, int64(row.left), int64(row.blocks_per_sm), sms, int64(task.matrix))
     row.block_ns = task.dur_ns / full_waves
@@ -197,7 +197,11 @@ def same_again(hw: Any, device: Any, group: Any, kernel: Any, ended: int) -> boo
         and kernel.left > ended * group.sms
         and (
             group.blocks > ended
-            or (kernel.blocks_per_sm == ended and kernel.own_split_bytes == group.split_bytes and device.empty == 0)
+            or (
+                kernel.blocks_per_sm == ended
+                and kernel.own_carveout_bytes == group.carveout_bytes
+                and device.empty == 0
+            )
         )
     )
 

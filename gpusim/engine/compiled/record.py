@@ -193,10 +193,10 @@ def held_by(hw: Any, device: Any, blocks: Any, number: int) -> int:
                     hw.limits.threads_per_sm - group.threads,
                     hw.limits.regs_per_sm - group.regs,
                     hw.limits.blocks_per_sm - group.blocks,
-                    group.split_bytes,
+                    group.carveout_bytes,
                     kernel.threads,
                     kernel.regs,
-                    kernel.split_bytes,
+                    kernel.carveout_bytes,
                 )
             )
             if group_index == first:

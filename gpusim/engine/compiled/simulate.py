@@ -217,11 +217,11 @@ def simulate(
                 copies.enqueue(nodes, more.engines[2 * number + tasks[node.row].kind], index)
                 device.copying += 1
             else:
-                starts_beside = device.starts - node.started
+                other_starts = device.starts - node.started
                 if more is not None and tasks[node.row].kind != ON_DEVICE:
                     more.engines[2 * number + tasks[node.row].kind].active = -1
                     device.copying -= 1
-                    starts_beside = int64(0)
+                    other_starts = int64(0)
                 elif running is not None:
                     pool.finish(running, device.first_running, device.running, index)
                     device.running -= 1
@@ -244,7 +244,7 @@ def simulate(
                     if stream_launches is not None:
                         tail = line.insert(known, head, tail, now, IN_TURN, index << 3 | stream_mode.ENDED)
                     else:
-                        lost = lost_ns(hw.graph, starts_beside)
+                        lost = lost_ns(hw.graph, other_starts)
                         if record is not None:
                             record.tasks[index].interference_ns = lost
                         first_succ, n_succs = int64(uint32(node.first_succ)), int64(node.n_succs)

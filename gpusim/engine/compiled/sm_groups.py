@@ -37,8 +37,8 @@ PLACED: Final = np.dtype(
         ("threads", "f8"),
         ("regs", "f8"),
         ("smem_bytes", "f8"),
-        ("split_bytes", "f8"),
-        ("own_split_bytes", "f8"),
+        ("carveout_bytes", "f8"),
+        ("own_carveout_bytes", "f8"),
         ("block_ns", "f8"),
         ("dram_bytes_per_ns", "f8"),
         # Load and traffic of a block by kind of kernel, one of them 0: sums over both need no branch, which would often
@@ -63,7 +63,7 @@ SM_GROUP: Final = np.dtype(
         ("threads", "f8"),
         ("regs", "f8"),
         ("smem_bytes", "f8"),
-        ("split_bytes", "f8"),
+        ("carveout_bytes", "f8"),
         ("rate", "f8"),
         ("matrix_rate", "f8"),
         ("updated_ns", "f8"),
@@ -118,7 +118,7 @@ def new_group(device: Any, blocks: Any, partition: int, sms: int) -> None:
     group.partition = partition
     group.sms = sms
     group.blocks = 0
-    group.threads = group.regs = group.smem_bytes = group.split_bytes = 0.0
+    group.threads = group.regs = group.smem_bytes = group.carveout_bytes = 0.0
     group.changed = group.cohorts = group.differs = 0
     group.ending = -1
     group.updated_ns = group.held_load = group.held_matrix_load = 0.0
@@ -203,7 +203,7 @@ def split(device: Any, blocks: Any, at: int, sms: int) -> int:
     others.threads = group.threads
     others.regs = group.regs
     others.smem_bytes = group.smem_bytes
-    others.split_bytes = group.split_bytes
+    others.carveout_bytes = group.carveout_bytes
     others.gets = group.gets
     others.differs = group.differs
     others.rate = group.rate

@@ -59,15 +59,15 @@ def place_blocks(hw: Any, device: Any, blocks: Any, kernel: Any, place: int) -> 
 
 @jit
 def room_for(hw: Any, group: Any, kernel: Any) -> int:
-    """`SmPlacement._room` and, as `differs`, `_only_split_differs`. These quotients round down exactly."""
+    """`SmPlacement._room` and, as `differs`, `_only_carveout_differs`. These quotients round down exactly."""
     group.differs = 0
     if group.blocks == 0:
         return int64(kernel.blocks_per_sm)
     threads, regs = hw.limits.threads_per_sm - group.threads, hw.limits.regs_per_sm - group.regs
-    slots, smem_bytes = hw.limits.blocks_per_sm - group.blocks, group.split_bytes - group.smem_bytes
+    slots, smem_bytes = hw.limits.blocks_per_sm - group.blocks, group.carveout_bytes - group.smem_bytes
     if earlier(earlier(threads - kernel.threads, regs - kernel.regs), slots - 1.0) < 0.0:  # most often
         return int64(0)
-    if group.split_bytes < kernel.split_bytes:
+    if group.carveout_bytes < kernel.carveout_bytes:
         group.differs = 1
         return int64(0)
     if smem_bytes < kernel.smem_bytes:
@@ -155,7 +155,7 @@ def add(device: Any, blocks: Any, kernel: Any, place: int, at: int) -> None:
     """`SmPlacement._add` of `gets` blocks per SM of the group."""
     group = blocks.groups[at]
     if group.blocks == 0:
-        group.split_bytes = kernel.own_split_bytes
+        group.carveout_bytes = kernel.own_carveout_bytes
         device.empty -= 1
     put(group, kernel, int64(group.gets))
     kernel.left = max(int64(0), kernel.left - group.gets * group.sms)

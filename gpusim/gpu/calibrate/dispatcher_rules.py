@@ -44,7 +44,7 @@ class Bench(Protocol):
 
 def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: None) -> Iterator[Rule]:
     """Run all experiments in sequence."""
-    for experiment in (most_room, head_of_line, draining, priorities, splits, gaps):
+    for experiment in (most_room, head_of_line, draining, priorities, carveouts, gaps):
         say(f"blocks: {experiment.__name__.replace('_', ' ')}")
         yield experiment(bench, limits)
     for measure in (gaps_beside, bandwidth, sharing):
@@ -113,7 +113,7 @@ def spread(
 def head_of_line(bench: Bench, limits: Limits) -> Rule:
     """Leave room that a first kernel's waiting blocks cannot use, but a second kernel's could.
 
-    All have the same shared-memory split, since different ones would keep them apart, too.
+    All have the same shared memory carve-out, since different ones would keep them apart, too.
     """
     two, small = Hold(2 * bench.sms, 256, 60, smem_bytes=100 * KIB), Hold(75, 64, 15, delay_us=15)
     first, second = bench.place([replace(two, blocks=two.blocks + 100), small])
@@ -176,7 +176,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def splits(bench: Bench, limits: Limits) -> Rule:
+def carveouts(bench: Bench, limits: Limits) -> Rule:
     """Place one block of a first kernel on every SM, then one of a second, for each pair of `SHAPES`."""
     right, wrong = 0, []
     for one in SHAPES:
@@ -195,7 +195,7 @@ def splits(bench: Bench, limits: Limits) -> Rule:
                 wrong.append(f"{other[0]} threads {other[1]} KiB beside {one[0]} threads {one[1]} KiB")
     total = right + len(wrong)
     return Rule(
-        name="shared-memory split",
+        name="shared memory carve-out",
         rule="an SM's shared memory is set while it is empty; a block joins where that size is at least its kernel's",
         holds=not wrong,
         found=f"{right} of {total} pairs joined or waited as the rule says"
@@ -207,8 +207,8 @@ def splits(bench: Bench, limits: Limits) -> Rule:
 def joins(first: Footprint, second: Footprint, limits: Limits) -> bool:
     """Whether a block of the second kernel may join an SM with one block of the first."""
     return (
-        first.own_split_bytes >= second.split_bytes
-        and first.smem_bytes + second.smem_bytes <= first.own_split_bytes
+        first.own_carveout_bytes >= second.carveout_bytes
+        and first.smem_bytes + second.smem_bytes <= first.own_carveout_bytes
         and first.threads + second.threads <= limits.threads_per_sm
     )
 

@@ -12,7 +12,7 @@ from gpusim.formats.rules import SCHEMA, Rules
 from gpusim.gpu.calibrate.block_kernels import BlockBench
 from gpusim.gpu.calibrate.dispatcher_rules import rules
 from gpusim.gpu.calibrate.hyper_q import measure_hyper_q
-from gpusim.gpu.calibrate.start_interference import starts_beside
+from gpusim.gpu.calibrate.start_interference import check_interference
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
 
@@ -25,8 +25,8 @@ def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
     checked = list(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
-    say("starts beside")
-    checked.append(starts_beside())
+    say("start interference")
+    checked.append(check_interference())
     return Rules(
         schema=SCHEMA,
         gpu=facts,

@@ -87,7 +87,7 @@ class Lost:
         return sum((starts / (starts + half) - lost_ns / limit_ns) ** 2 for starts, lost_ns in self.beside)
 
 
-def starts_beside() -> Rule:
+def check_interference() -> Rule:
     """Measure the rule. Needs a GPU."""
     measured = subjects()
     return judged({name: measure(subject) for name, subject in measured.items()}, measure_single(measured["GEMM"].call))
@@ -113,7 +113,7 @@ def judged(losses: Mapping[str, Lost], single: Single) -> Rule:
     limits_ns = [lost.limit_ns(half) for lost in losses.values()]
     runs_ns = statistics.median(lost.runs_ns for lost in losses.values())
     return Rule(
-        name="starts beside",
+        name="start interference",
         rule="a kernel loses time to each start of another while it runs, less to each the more there are; to one that "
         "only runs it loses next to nothing",
         holds=runs_ns <= RUNS_FRAC * statistics.median(limits_ns)
