@@ -15,9 +15,9 @@ from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import BatchNorm, LayerCost, Problem, layer_cost, layer_memory, plan_bytes, tables
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
 from gpusim.layerwise.from_trace import layers_of
-from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.layers import BATCH
 from gpusim.layerwise.makespan import Makespan, SimulatedPlan, simulate_plan
-from gpusim.layerwise.plans import to_document
+from gpusim.layerwise.plans import PlanReader, to_document
 from gpusim.layerwise.roles import roles_of
 from gpusim.layerwise.search import Searched, additive_ns, search
 from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
@@ -147,7 +147,7 @@ def explore_plans(
     batch_norm: BatchNorm = "local",
     objective: Objective = "simulated",
     memory_limit_bytes: int | None = None,
-    given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
+    given: Mapping[str, PlanReader] | None = None,
     report: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Parallel:
     """Compare plans of a captured step, whose batch is that of one GPU.
@@ -171,12 +171,12 @@ def explore_problem(
     *,
     objective: Objective = "simulated",
     memory_limit_bytes: int | None = None,
-    given: Mapping[str, Callable[[LayerGraph], Choice]] | None = None,
+    given: Mapping[str, PlanReader] | None = None,
     report: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Parallel:
     """Compare plans for a given layer graph."""
     fixed = {name: plan(problem.graph, problem.gpus) for name, plan in FIXED_PLANS.items()}
-    fixed |= {name: plan(problem.graph) for name, plan in (given or {}).items()}
+    fixed |= {name: read(problem.graph).choice for name, read in (given or {}).items()}
     report("search", 0.1)
     searched = search(problem, count=BEST_PLANS, memory_limit_bytes=memory_limit_bytes)
     known: dict[Choice, Makespan] = {}

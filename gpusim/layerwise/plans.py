@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -57,13 +58,25 @@ def from_document(plan: ParallelPlan, graph: LayerGraph, file: str) -> Choice:
     return tuple(choice)
 
 
-def plan_reader(path: Path, gpus: int) -> Callable[[LayerGraph], Choice]:
+@dataclass(frozen=True, slots=True)
+class GivenPlan:
+    """A plan of the user, with notes on what it does not say as its file does."""
+
+    choice: Choice
+    notes: tuple[str, ...] = ()
+
+
+PlanReader = Callable[[LayerGraph], GivenPlan]
+"""Returns a plan for the layers of the batch of all GPUs."""
+
+
+def plan_reader(path: Path, gpus: int) -> PlanReader:
     """Return a reader of a plan file, gpusim's or autoparallel's, to be called with the layers.
 
     The reader raises `ParallelPlanError`, also for a plan for another number of GPUs.
     """
 
-    def read(graph: LayerGraph) -> Choice:
+    def read(graph: LayerGraph) -> GivenPlan:
         try:
             foreign = is_autoparallel(msgspec.json.decode(read_bytes(path, ParallelPlanError)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -71,6 +84,6 @@ def plan_reader(path: Path, gpus: int) -> Callable[[LayerGraph], Choice]:
         plan = import_autoparallel(path, graph).plan if foreign else read_plan(path)
         if plan.gpus != gpus:
             raise ParallelPlanError(str(path), f"is for {plan.gpus} GPUs, not {gpus}", place="$.gpus")
-        return from_document(plan, graph, str(path))
+        return GivenPlan(from_document(plan, graph, str(path)))
 
     return read

@@ -37,7 +37,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 def test_a_layer_that_is_not_listed_is_split_by_samples(tmp_path: Path) -> None:
     file = plan_file(tmp_path, {"name": "fc1", "c": 4})
-    choice = plan_reader(file, 4)(GRAPH)
+    choice = plan_reader(file, 4)(GRAPH).choice
     assert {layer.name: config for layer, config in zip(GRAPH.layers, choice, strict=True)} == {
         **{layer.name: Config(n=4) for layer in GRAPH.layers},
         "fc1": Config(c=4),
