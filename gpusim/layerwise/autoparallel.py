@@ -2,7 +2,9 @@
 
 Reads both of its JSON formats: `save_solution` (`mesh_shape`, and `placements` by node name) and `export_sharding_json`
 (`mesh`, and `nodes` with `op`, `placement`, `module_path`). A placement is a row of `R`, `S(d)` and `P`, one for each
-dimension of the mesh. Nodes are matched to layers by module path, else in order within their kind.
+dimension of the mesh; of several outputs, the first one's counts. Nodes are matched to layers by module path, else in
+order within their kind. Placements that a plan cannot say are refused; partial sums are taken as a split by samples,
+with a note.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gpusim.errors import ParallelPlanError
+from gpusim.errors import OptionError, ParallelPlanError
 from gpusim.formats.parallel_plan import SCHEMA, LayerSplit, ParallelPlan
 from gpusim.io.file_limits import MAX_DIMENSIONS, MAX_PLAN_GPUS
 from gpusim.io.files import read_bytes
-from gpusim.layerwise.configs import Config, layer_configs
+from gpusim.layerwise.configs import REPLICATED, Config, check_config
 from gpusim.layerwise.layers import Layer, LayerGraph
+from gpusim.text import shortened, visible
 
 #: Kind of layer -> words in the names of its operators.
 _KINDS: Final = {
@@ -31,6 +34,10 @@ _KINDS: Final = {
     "attention": ("attention",),
 }
 _PART: Final = re.compile(r"S\(([0-9]{1,9})\)|R|P(?:\([a-z]*\))?")
+#: The parts of a placement's first output: `S(0)R`, or of several outputs `(S(0)R, S(0)R)`.
+_FIRST: Final = re.compile(rf"\(?((?:{_PART.pattern})+)(?:\)|,.*)?")
+#: Most layers that a note names.
+_NAMED: Final = 5
 _LETTERS: Final = {2: "nc", 3: "nhc", 4: "nchw"}
 
 
@@ -67,17 +74,23 @@ def import_autoparallel(path: Path, graph: LayerGraph) -> Imported:
     mesh = _mesh(path, document)
     gpus = prod(mesh)
     left = _by_kind(_nodes(path, document))
-    splits, notes = [], []
+    splits: list[LayerSplit] = []
+    summed: list[str] = []
     for layer in graph.layers:
         node = _match(layer, left)
         if node is None:
             continue
-        config, note = _config(path, layer, node, mesh, gpus)
-        if note:
-            notes.append(f"{layer.name}: {note}")
-        splits.append(LayerSplit(name=layer.name, n=config.n, c=config.c, h=config.h, w=config.w))
+        config, has_sums = _config(path, layer, node, mesh, gpus)
+        if has_sums:
+            summed.append(layer.name)
+        n, c, h, w = config.degrees
+        splits.append(LayerSplit(name=layer.name, n=n, c=c, h=h, w=w, replicated=config.replicated))
     if not splits:
         raise ParallelPlanError(str(path), f"no node of it is a layer of {graph.name}")
+    notes = []
+    if summed:
+        named = ", ".join(summed[:_NAMED]) + (f" and {len(summed) - _NAMED} more" if len(summed) > _NAMED else "")
+        notes.append(f"partial sums, which a plan has no word for, are taken as split by samples: {named}")
     missing = len(graph.layers) - len(splits)
     if missing:
         notes.append(f"{missing} layers have no node of their own and are split by samples")
@@ -167,24 +180,37 @@ def _match(layer: Layer, left: dict[str, _Left]) -> _Node | None:
     return node
 
 
-def _config(path: Path, layer: Layer, node: _Node, mesh: tuple[int, ...], gpus: int) -> tuple[Config, str]:
-    """Return the nearest configuration and a note on its differences. Raises `ParallelPlanError`."""
-    parts = [match[0] for match in _PART.finditer(node.placement)]
-    if len(parts) < len(mesh):
-        problem = f"placement {node.placement!r} has {len(parts)} parts, and the mesh {len(mesh)} dimensions"
-        raise ParallelPlanError(str(path), problem, place=f"$.placements.{node.name}")
+def _config(path: Path, layer: Layer, node: _Node, mesh: tuple[int, ...], gpus: int) -> tuple[Config, bool]:
+    """Return the configuration of a placement, and whether it has partial sums. Raises `ParallelPlanError`."""
+    place = f"$.placements.{node.name}"
+    shown = f"placement '{shortened(visible(node.placement))}'"
+    first = _FIRST.fullmatch(node.placement)
+    parts = [match[0] for match in _PART.finditer(first[1])] if first else []
+    if len(parts) != len(mesh):
+        problem = f"{shown} has {len(parts)} parts, and the mesh {len(mesh)} dimensions"
+        raise ParallelPlanError(str(path), problem, place=place)
     rank = node.rank or (4 if layer.output[3] > 1 or layer.kind == "convolution" else 2 if layer.output[2] == 1 else 3)
     letters = _LETTERS.get(rank, "nchw")
     degrees = {"n": 1, "c": 1, "h": 1, "w": 1}
-    notes = []
-    for part, size in zip(parts, mesh, strict=False):
+    copies = 1
+    for part, size in zip(parts, mesh, strict=True):
         matched = _PART.match(part)
-        if matched and matched[1] is not None and int(matched[1]) < len(letters):
+        if matched and matched[1] is not None:
+            if int(matched[1]) >= len(letters):
+                raise ParallelPlanError(str(path), f"{shown} splits dimension {matched[1]} of {rank}", place=place)
             degrees[letters[int(matched[1])]] *= size
         elif part.startswith("P"):
-            notes.append("partial sums, which this plan has no word for, are taken as split by samples")
             degrees["n"] *= size
+        else:
+            copies *= size
+    if copies == gpus > 1:
+        return REPLICATED, False
+    if copies > 1:
+        problem = f"{shown} puts each part of layer '{layer.name}' on {copies} of {gpus} GPUs, which a plan cannot say"
+        raise ParallelPlanError(str(path), problem, place=place)
     config = Config(degrees["n"], degrees["c"], degrees["h"], degrees["w"])
-    if config not in layer_configs(layer, gpus):
-        return Config(), f"{config} is no split of this layer: on one GPU instead"
-    return config, "; ".join(dict.fromkeys(notes))
+    try:
+        check_config(layer, config, gpus)
+    except OptionError as cause:
+        raise ParallelPlanError(str(path), f"{shown}: {cause.problem}", place=place) from cause
+    return config, any(part.startswith("P") for part in parts)
