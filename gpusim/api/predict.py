@@ -270,15 +270,15 @@ def parallel(
 
     The layer-wise plan is compared with data parallelism, model parallelism and "one weird trick". `topology` is a
     bundled name, a file or a `Topology`; it defaults to that of the step's GPU. `plans` are further plans to compare:
-    files of gpusim or of autoparallel. `batch_norm` is `"local"` (statistics of each part of the batch) or
-    `"synchronised"`. `memory_limit` is per GPU, in bytes or text such as `"80GiB"`. `by` is the objective of the
-    layer-wise plan, `"simulated"` or `"additive"`. Raises `TopologyError` for too many GPUs or a missing link,
+    files of gpusim or of autoparallel, named after the files. `batch_norm` is `"local"` (statistics of each part of the
+    batch) or `"synchronised"`. `memory_limit` is per GPU, in bytes or text such as `"80GiB"`. `by` is the objective of
+    the layer-wise plan, `"simulated"` or `"additive"`. Raises `TopologyError` for too many GPUs or a missing link,
     `ParallelPlanError`, and `OptionError`.
     """
     from gpusim.formats.topology import Topology, default_topology, load_topology
     from gpusim.io.file_limits import MAX_PLAN_GPUS
     from gpusim.layerwise.explore import explore_plans
-    from gpusim.layerwise.plans import plan_reader
+    from gpusim.layerwise.plans import plan_readers
 
     step = as_step(step)
     count = whole("gpus", gpus, 1, MAX_PLAN_GPUS, f"a whole number between 1 and {MAX_PLAN_GPUS}")
@@ -293,7 +293,7 @@ def parallel(
     else:
         source = str(file_path("topology", topology))
         links = load_topology(source)
-    given = {path.stem: plan_reader(path, count) for path in (file_path("plans", plan) for plan in plans)}
+    given = plan_readers([file_path("plans", plan) for plan in plans], count)
     with step.naming():
         return explore_plans(
             step,

@@ -13,7 +13,7 @@ from gpusim.layerwise.communication import Basis, basis, members
 from gpusim.layerwise.compute import Times, TraceTimes
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import BatchNorm, LayerCost, Problem, layer_cost, layer_memory, plan_bytes, tables
-from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.fixed_plans import FIXED_PLANS, SEARCHED, Choice
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import BATCH
 from gpusim.layerwise.makespan import Makespan, SimulatedPlan, simulate_plan
@@ -98,7 +98,7 @@ class Parallel:
     @property
     def best(self) -> PlanResult:
         """The layer-wise plan."""
-        return next(plan for plan in self.plans if plan.name == "layer")
+        return self.plan(SEARCHED)
 
     def plan(self, name: str) -> PlanResult:
         """Return a plan by its name."""
@@ -112,15 +112,15 @@ class Parallel:
     def name(self) -> str:
         return self.problem.graph.name
 
-    def rows(self, name: str = "layer") -> tuple[LayerRow, ...]:
+    def rows(self, name: str = SEARCHED) -> tuple[LayerRow, ...]:
         """Return the layers of a plan with their costs."""
         return layer_rows(self.problem, self.plan(name).choice)
 
-    def document(self, name: str = "layer") -> ParallelPlan:
+    def document(self, name: str = SEARCHED) -> ParallelPlan:
         """Return a plan as a document."""
         return to_document(self.problem.graph, self.gpus, self.plan(name).choice, name)
 
-    def timeline(self, name: str = "layer", engine: str = DEFAULT_ENGINE) -> SimulatedPlan:
+    def timeline(self, name: str = SEARCHED, engine: str = DEFAULT_ENGINE) -> SimulatedPlan:
         """Simulate a plan's tasks on an engine."""
         return simulate_plan(self.problem, self.plan(name).choice, engine)
 
@@ -176,7 +176,8 @@ def explore_problem(
 ) -> Parallel:
     """Compare plans for a given layer graph."""
     fixed = {name: plan(problem.graph, problem.gpus) for name, plan in FIXED_PLANS.items()}
-    fixed |= {name: read(problem.graph).choice for name, read in (given or {}).items()}
+    read = {name: reader(problem.graph) for name, reader in (given or {}).items()}
+    fixed |= {name: plan.choice for name, plan in read.items()}
     report("search", 0.1)
     searched = search(problem, count=BEST_PLANS, memory_limit_bytes=memory_limit_bytes)
     known: dict[Choice, Makespan] = {}
@@ -200,10 +201,10 @@ def explore_problem(
         best = _mixed(best, candidates, simulated_ns, fits)
     report("simulate", 0.8)
     results = []
-    for name, choice in [*fixed.items(), ("layer", best)]:
+    for name, choice in [*fixed.items(), (SEARCHED, best)]:
         simulated_ns(choice)
         results.append(_result(problem, name, choice, known[choice]))
-    notes = [*problem.graph.notes]
+    notes = [*problem.graph.notes, *(f"plan {name}: {note}" for name, plan in read.items() for note in plan.notes)]
     if not all(plan.all_roles for plan in results):
         notes.append("GPUs of some plans are of more than eight kinds: those with most to compute are simulated")
     return Parallel(problem, tuple(results), searched, _weakest(problem, best), tuple(notes))

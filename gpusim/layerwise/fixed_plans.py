@@ -30,6 +30,8 @@ def one_weird_trick(graph: LayerGraph, gpus: int) -> Choice:
     return tuple(_most(layer, gpus, "c" if layer.kind == "linear" else "n") for layer in graph.layers)
 
 
+#: Name of the searched plan in results.
+SEARCHED: Final = "layer"
 #: Name in results -> plan.
 FIXED_PLANS: Final[dict[str, Callable[[LayerGraph, int], Choice]]] = {
     "data": data_parallel,

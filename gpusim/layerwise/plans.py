@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gpusim.formats.parallel_plan import SCHEMA, LayerSplit, ParallelPlan, read_
 from gpusim.io.files import read_bytes
 from gpusim.layerwise.autoparallel import import_autoparallel, is_autoparallel
 from gpusim.layerwise.configs import REPLICATED, Config, check_config
-from gpusim.layerwise.fixed_plans import Choice, data_parallel
+from gpusim.layerwise.fixed_plans import FIXED_PLANS, SEARCHED, Choice, data_parallel
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.text import shortened, visible
 
@@ -35,8 +35,8 @@ def to_document(graph: LayerGraph, gpus: int, choice: Choice, made_by: str) -> P
 def from_document(plan: ParallelPlan, graph: LayerGraph, file: str) -> Choice:
     """Return the configurations of a plan; `graph` is that of the batch of all GPUs, `file` is for messages.
 
-    Raises `ParallelPlanError` for an unknown or duplicate layer, a degree that does not divide, or a split without a
-    rule.
+    Raises `ParallelPlanError` for an unknown or duplicate layer, a degree that does not divide, a split without a rule,
+    or a layer that is both split and replicated.
     """
     place_of = {layer.name: index for index, layer in enumerate(graph.layers)}
     choice = list(data_parallel(graph, plan.gpus))
@@ -50,7 +50,10 @@ def from_document(plan: ParallelPlan, graph: LayerGraph, file: str) -> Choice:
             raise ParallelPlanError(file, f"layer {name} comes twice", place=place)
         seen.add(split.name)
         index = place_of[split.name]
-        config = REPLICATED if split.replicated else Config(split.n, split.c, split.h, split.w)
+        config = Config(split.n, split.c, split.h, split.w)
+        if split.replicated and config.parts > 1:
+            raise ParallelPlanError(file, f"layer {name} is replicated, and split by {config}", place=place)
+        config = REPLICATED if split.replicated else config
         try:
             choice[index] = check_config(graph.layers[index], config, plan.gpus)
         except OptionError as cause:
@@ -70,6 +73,19 @@ PlanReader = Callable[[LayerGraph], GivenPlan]
 """Returns a plan for the layers of the batch of all GPUs."""
 
 
+def plan_readers(paths: Iterable[Path], gpus: int) -> dict[str, PlanReader]:
+    """Return a reader for each file, by a name that no other plan of a comparison has."""
+    readers: dict[str, PlanReader] = {}
+    for path in paths:
+        stem = shortened(visible(path.name.removesuffix(".gz").removesuffix(".json")))
+        name, number = stem, 1
+        while name in readers or name in (*FIXED_PLANS, SEARCHED):
+            name = f"{stem} (file)" if number == 1 else f"{stem} (file {number})"
+            number += 1
+        readers[name] = plan_reader(path, gpus)
+    return readers
+
+
 def plan_reader(path: Path, gpus: int) -> PlanReader:
     """Return a reader of a plan file, gpusim's or autoparallel's, to be called with the layers.
 
@@ -81,9 +97,16 @@ def plan_reader(path: Path, gpus: int) -> PlanReader:
             foreign = is_autoparallel(msgspec.json.decode(read_bytes(path, ParallelPlanError)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             foreign = False
-        plan = import_autoparallel(path, graph).plan if foreign else read_plan(path)
+        notes: tuple[str, ...] = ()
+        if foreign:
+            imported = import_autoparallel(path, graph)
+            plan, notes = imported.plan, imported.notes
+        else:
+            plan = read_plan(path)
+            if plan.network != graph.name:
+                notes = (f"made for {shortened(visible(plan.network))}, not for {graph.name}",)
         if plan.gpus != gpus:
             raise ParallelPlanError(str(path), f"is for {plan.gpus} GPUs, not {gpus}", place="$.gpus")
-        return GivenPlan(from_document(plan, graph, str(path)))
+        return GivenPlan(from_document(plan, graph, str(path)), notes)
 
     return read

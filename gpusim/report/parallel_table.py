@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gpusim.layerwise.dtensor import export_dtensor
 from gpusim.layerwise.explore import LayerRow, Parallel, PlanResult
+from gpusim.layerwise.fixed_plans import SEARCHED
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 from gpusim.units import counted, format_bytes, format_ns, format_times_ns
@@ -44,7 +45,7 @@ def parallel_document(parallel: Parallel) -> dict[str, Any]:
             "configurations": searched.configurations,
             "next_best_ns": [round(cost) for cost, _ in searched.ranked[1:]],
         },
-        "layers": [_layer_document(row, number, rows) for number, row in enumerate(rows["layer"])],
+        "layers": [_layer_document(row, number, rows) for number, row in enumerate(rows[SEARCHED])],
         "dtensor": _dtensor_document(parallel),
         "notes": list(parallel.notes),
     }
@@ -204,7 +205,7 @@ def _plans_table(parallel: Parallel) -> Table:
             *(column[number] for column in columns),
             format_bytes(plan.bytes),
             format_bytes(plan.memory_bytes),
-            style="bold" if plan.name == "layer" else "",
+            style="bold" if plan.name == SEARCHED else "",
         )
     return table
 

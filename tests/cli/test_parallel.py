@@ -64,6 +64,30 @@ def test_a_written_plan_can_be_compared(run: Run, tmp_path: Path) -> None:
     assert steps["mine"] == steps["layer"]
 
 
+def test_a_file_replaces_neither_the_baseline_nor_the_result(run: Run, tmp_path: Path) -> None:
+    """Files named after plans: all layers by channels is slower than data parallelism here, and not what is written."""
+    layers = [{"name": f"features.{number}", "c": 2} for number in (0, 2, 5, 7)]
+    document = {"schema": "gpusim-parallel-plan/1", "network": TRACE, "gpus": 2, "layers": layers}
+    for name in ("data", "layer"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    words = ("parallel", TRACE, "--gpus", "2", "--json")
+    plain = json.loads(run(*words)[1])
+    files = (tmp_path / "data.json", "--plan", tmp_path / "layer.json")
+    found = json.loads(run(*words, "--plan", *files, "-o", tmp_path / "out.json")[1])
+    steps = {plan["plan"]: plan["step_ns"] for plan in found["plans"]}
+    assert list(steps) == ["data", "model", "owt", "data (file)", "layer (file)", "layer"]
+    assert steps["data"] == plain["plans"][0]["step_ns"] < steps["data (file)"] == steps["layer (file)"]
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert {x["name"]: x.get("c", 1) for x in written["layers"]} == {x["name"]: x["c"] for x in found["layers"]}
+
+
+def test_notes_on_a_given_plan_are_shown(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"schema": "gpusim-parallel-plan/1", "network": "other", "gpus": 2}))
+    found = json.loads(run("parallel", TRACE, "--gpus", "2", "--plan", file, "--json")[1])
+    assert found["notes"] == [f"plan mine: made for other, not for {TRACE}"]
+
+
 def test_equal_questions_have_equal_answers(run: Run) -> None:
     once, again = (run("parallel", TRACE, "--gpus", "4", "--json")[1] for _ in range(2))
     assert once == again

@@ -14,7 +14,7 @@ from gpusim.layerwise.autoparallel import import_autoparallel
 from gpusim.layerwise.configs import REPLICATED, Config
 from gpusim.layerwise.dtensor import export_dtensor
 from gpusim.layerwise.fixed_plans import data_parallel, model_parallel, one_weird_trick
-from gpusim.layerwise.plans import from_document, plan_reader, to_document
+from gpusim.layerwise.plans import from_document, plan_reader, plan_readers, to_document
 from tests.support.layer_networks import chain, small_cnn, tables
 
 NETWORKS = tables()
@@ -51,6 +51,7 @@ def test_a_layer_that_is_not_listed_is_split_by_samples(tmp_path: Path) -> None:
         ([{"name": "fc1", "c": 2}, {"name": "fc1", "c": 4}], r"\$.layers\[1\]: layer 'fc1' comes twice"),
         ([{"name": "conv0", "n": 3}], "n=3 does not divide its 8 samples"),
         ([{"name": "fc1", "h": 2}], "a linear layer is split by n, c"),
+        ([{"name": "conv0", "h": 4, "replicated": True}], "layer 'conv0' is replicated, and split by h=4"),
         ([{"name": "conv0", "n": 0}], r"\$.layers\[0\].n"),
         ([{"name": "conv0", "depth": 2}], "depth"),
         ([{"name": "\x1b[31m", "n": 2}], r"no layer '\\x1b\[31m'"),
@@ -66,6 +67,19 @@ def test_a_plan_that_does_not_fit_is_refused_with_file_and_place(tmp_path: Path,
 def test_a_plan_for_other_gpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParallelPlanError, match=r"is for 2 GPUs, not 4"):
         plan_reader(plan_file(tmp_path, gpus=2), 4)(GRAPH)
+
+
+def test_a_plan_for_another_network_is_said(tmp_path: Path) -> None:
+    assert plan_reader(plan_file(tmp_path), 4)(GRAPH).notes == ()
+    found = plan_reader(plan_file(tmp_path, network="other\x1b"), 4)(GRAPH)
+    assert found.notes == (r"made for other\x1b, not for chain",)
+
+
+def test_no_file_takes_the_name_of_another_plan(tmp_path: Path) -> None:
+    """Those of a comparison are the baselines and the result; two files may have one name."""
+    names = ("data.json", "a/layer.json.gz", "mine.json", "a/mine.json", "b/mine.json")
+    found = plan_readers([tmp_path / name for name in names], 4)
+    assert list(found) == ["data (file)", "layer (file)", "mine", "mine (file)", "mine (file 2)"]
 
 
 def test_data_parallelism_is_shard_0_and_replicated_weights() -> None:
@@ -136,12 +150,41 @@ def test_the_other_file_of_autoparallel_is_matched_by_module_path(tmp_path: Path
     assert [(split.name, split.c) for split in found.plan.layers] == [("fc2", 4)]
 
 
-def test_partial_sums_and_impossible_splits_are_noted(tmp_path: Path) -> None:
+def test_partial_sums_are_split_by_samples_and_the_comparison_says_so(tmp_path: Path) -> None:
     file = solution(tmp_path, {"addmm": "P(sum)", "addmm_1": "S(1)", "convolution": "S(3)"}, [8])
-    found = import_autoparallel(file, chain(8).for_gpus(8))
-    notes = "\n".join(found.notes)
-    assert "partial sums" in notes
-    assert {split.name: (split.n, split.c, split.w) for split in found.plan.layers}["conv0"] == (1, 1, 8)
+    graph = chain(8).for_gpus(8)
+    splits = {split.name: (split.n, split.c, split.w) for split in import_autoparallel(file, graph).plan.layers}
+    assert splits == {"conv0": (1, 1, 8), "fc1": (8, 1, 1), "fc2": (1, 8, 1)}
+    partial, missing = plan_reader(file, 8)(graph).notes
+    assert partial == "partial sums, which a plan has no word for, are taken as split by samples: fc1"
+    assert "5 layers have no node of their own" in missing
+
+
+@pytest.mark.parametrize("placement", ["RR", "(RR, S(0)R, None)"])
+def test_what_is_replicated_over_the_whole_mesh_is_computed_by_every_gpu(tmp_path: Path, placement: str) -> None:
+    choice = plan_reader(solution(tmp_path, {"addmm": placement}, [2, 2]), 4)(GRAPH).choice
+    assert choice[[layer.name for layer in GRAPH.layers].index("fc1")] == REPLICATED
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ("S(0)R", "'S\\(0\\)R' puts each part of layer 'fc1' on 2 of 4 GPUs, which a plan cannot say"),
+        ("S(0)S(7)", "splits dimension 7 of 2"),
+        ("S(1)S(1)S(0)S(0)", "has 4 parts, and the mesh 2 dimensions"),
+        ("S(0)S(0) and more", "has 0 parts"),
+    ],
+)
+def test_a_placement_that_a_plan_cannot_say_is_refused(tmp_path: Path, placement: str, words: str) -> None:
+    file = solution(tmp_path, {"addmm": placement}, [2, 2])
+    with pytest.raises(ParallelPlanError, match=words) as error:
+        import_autoparallel(file, GRAPH)
+    assert f"{file}: $.placements.addmm: placement" in str(error.value)
+
+
+def test_a_placement_that_does_not_divide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParallelPlanError, match="c=16 does not divide its 8 channels"):
+        import_autoparallel(solution(tmp_path, {"addmm": "S(1)", "addmm_1": "S(1)"}, [16]), chain(2).for_gpus(16))
 
 
 @pytest.mark.parametrize(
