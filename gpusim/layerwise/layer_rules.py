@@ -45,7 +45,7 @@ def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int
     rule: Rule | None = None
     if first is not None:
         if first.is_rows_of(*_IMAGE):
-            rule = _of_image(trace, op, name, first, shape)
+            rule = _of_image(trace, op, name, first, shape, inputs)
         if rule is None and name in rules.LINEAR:
             rule = _linear(trace, op, first, shape)
         if rule is None and name in rules.ATTENTION:
@@ -69,9 +69,9 @@ def _image(shape: Sequence[int]) -> Frame:
     return Frame(tuple(((letter, size),) for letter, size in zip("nchw", shape, strict=True)))
 
 
-def _of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int]) -> Rule | None:
+def _of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int], inputs: Inputs) -> Rule | None:
     """Return the rule of a convolution or pool."""
-    if name in rules.CONVOLUTIONS:
+    if name in rules.CONVOLUTIONS and _second_factor(op, name) not in {tensor for tensor, _ in inputs}:
         return _convolution(trace, op, shape)
     if name in rules.WINDOWS:
         return _pool(op, shape)
@@ -248,10 +248,20 @@ def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> R
         return None
     if rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape)):
         return None
+    if _second_factor(op, name) in {tensor for tensor, _ in inputs}:
+        return None
     if any(frame is None or not frame.rows or not frame.letters(0).startswith("n") for _, frame in inputs):
         return None
     frame = rules.by_sample_frame(trace, op, batch)
     return None if frame is None else Rule("by_sample", "n", frame, prod(prod(s for _, s in row) for row in frame.rows))
+
+
+def _second_factor(op: Op, name: str) -> int | None:
+    """Return the right factor of a product, or the weight of a convolution: each sample needs all of it."""
+    place = {"addmm": 2}.get(name, 1)
+    if name not in rules.LINEAR | rules.CONVOLUTIONS or len(op.args) <= place:
+        return None
+    return next(iter(tensors_in(op.args[place])), None)
 
 
 def tensors_in(value: Any) -> list[int]:

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from gpusim.errors import OptionError
-from gpusim.formats.trace import ImportedFrom
+from gpusim.formats.trace import ImportedFrom, Op, Tensor, Trace
 from gpusim.layerwise.frames import Frame, image, of_input, permuted, viewed
 from gpusim.layerwise.from_trace import layers_of
+from gpusim.layerwise.layer_rules import rule_of
 from gpusim.layerwise.layers import BATCH
 from gpusim.trace.store import bundled_traces, load_trace
 from tests.support.layer_networks import ROOT, tables
@@ -98,6 +99,39 @@ def test_a_layer_type_without_a_rule_is_computed_by_every_gpu_and_said() -> None
     without = [layer for layer in graph.layers if not layer.splits]
     assert without
     assert f"{len(without)} layers have no rule" in graph.notes[0]
+
+
+def small_trace(*shapes: tuple[int, ...]) -> Trace:
+    """Make a trace that has only activations of these shapes."""
+    tensors = [
+        Tensor(shape=shape, stride=(1,) * len(shape), dtype="float32", storage=number, role="activation")
+        for number, shape in enumerate(shapes)
+    ]
+    return msgspec.structs.replace(load_trace("vgg16-infer-b1"), ops=(), tensors=tuple(tensors))
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "frames", "kind"),
+    [
+        ("mm", (0, 1), {0: "nc", 1: "nc"}, "other"),  # rows of all samples, weighted: softmax(x @ x.T) @ x
+        ("mm", (0, 1), {0: "nc"}, "by_sample"),  # by a constant
+        ("addmm", (1, 0, 1), {0: "nc", 1: "nc"}, "other"),
+        ("bmm", (2, 2), {2: "nhc"}, "by_sample"),  # a product for each sample
+        ("convolution", (3, 3), {3: "nchw"}, "other"),  # filters made of samples
+    ],
+)
+def test_a_product_with_all_samples_is_not_split_by_samples(
+    target: str, arguments: tuple[int, ...], frames: dict[int, str], kind: str
+) -> None:
+    trace = small_trace((8, 8), (8, 8), (8, 8, 8), (8, 8, 8, 8))
+    args = tuple({"tensor": tensor} for tensor in arguments)
+    args += (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1) if target == "convolution" else ()
+    op = Op(name=target, target=f"aten.{target}.default", args=args, outputs=(arguments[0],))
+    inputs = [(tensor, Frame(tuple(((letter, 8),) for letter in letters))) for tensor, letters in frames.items()]
+    if target == "convolution":
+        inputs *= 2
+    rule = rule_of(trace, op, target, inputs, trace.tensors[arguments[0]].shape, 8)
+    assert (rule.kind, rule.splits) == (kind, "n" if kind == "by_sample" else "")
 
 
 def test_positions_times_frequencies_have_features() -> None:
