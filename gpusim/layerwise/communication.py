@@ -41,11 +41,11 @@ class Members:
 
 @lru_cache(maxsize=1024)
 def members(gpus: range, gpus_per_node: int, at_once: int = 1) -> Members:
-    """Return the `Members` of a collective among these GPUs."""
+    """Return the `Members` of a collective among these GPUs; a node has no more than one GPU for each at once."""
     counts: dict[int, int] = {}
     for gpu in gpus:
         counts[gpu // gpus_per_node] = counts.get(gpu // gpus_per_node, 0) + 1
-    return Members(len(gpus), max(counts.values()), len(counts), at_once)
+    return Members(len(gpus), max(counts.values()), len(counts), min(at_once, gpus_per_node))
 
 
 def wire_share(collective: Collective, gpus: int) -> float:

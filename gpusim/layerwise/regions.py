@@ -40,7 +40,7 @@ class Transfer:
     busiest: Floats
     """Elements of the GPU that receives or sends most."""
     busiest_node: Floats
-    """Elements of the node that receives most from other nodes."""
+    """Elements of the node that receives most from other nodes or sends most to them."""
     gpus: Ints
     """Number of GPUs that take part."""
 
@@ -90,9 +90,11 @@ def transfers(
             some = slice(start, start + step)
             first = (halves[0].held[own[0].which[some]] * there[some])[:, need[0].which]
             np.einsum("abhd,abhd->abd", first, halves[1].held[rows[1][some], columns[1]], out=held[some])
-        missing = wanted[None] - held * uses[None]
+        held *= uses[None]
         starts = np.flatnonzero(np.diff(devices // gpus_per_node, prepend=-1))
-        across = np.add.reduceat(missing, starts, axis=-1).max(axis=-1)
+        inside = np.add.reduceat(held, starts, axis=-1)
+        most = np.maximum(np.add.reduceat(wanted, starts, axis=-1)[None], np.add.reduceat(sent, starts, axis=-1))
+        across = (most - inside).max(axis=-1)
         across[everywhere] = 0
     parts = np.maximum(_parts(source_configs, gpus)[:, None], _parts(user_configs, gpus)[None, :])
     return Transfer(busiest.astype(np.float64), across.astype(np.float64), parts)
@@ -190,7 +192,7 @@ def _lengths(
         held = held * along.held[rows, columns]
         sent = sent * along.sent[rows, columns]
         wanted = wanted * along.wanted[columns]
-    kind = np.int32 if fits(source, user, number) else np.int64
+    kind = np.int32 if fits(source, user, number, gpus) else np.int64
     return _Areas(held.astype(kind), sent.astype(kind), wanted.astype(kind))
 
 
@@ -224,10 +226,10 @@ def _devices(gpus: int, gpus_per_node: int) -> tuple[Ints, Ints]:
     return devices, devices // gpus_per_node * gpus_per_node + (devices + in_node) % gpus_per_node
 
 
-def fits(source: Layer, user: Layer, number: int) -> bool:
-    """Whether volumes of one edge, and their total, fit 32 bits: half the memory to traverse."""
+def fits(source: Layer, user: Layer, number: int, gpus: int) -> bool:
+    """Whether volumes of one edge, and their total for all GPUs, fit 32 bits: half the memory to traverse."""
     windows = prod(max(1, -(-need.kernel // need.stride)) for need in user.inputs[number].needs)
-    return prod(source.output) * windows * ALL_GPUS < 2**31
+    return prod(source.output) * windows * max(gpus, ALL_GPUS) < 2**31
 
 
 def _intervals(extent: int, axes: tuple[Axis, ...], devices: Ints) -> tuple[Ints, Ints]:

@@ -127,6 +127,18 @@ def test_tables_of_transfers_are_those_of_boxes(gpus: int, per_node: int, seed: 
     assert (moved.busiest[row, column], moved.busiest_node[row, column]) == expected
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(Config(), Config(n=16)), (Config(n=16), Config())])
+def test_a_node_that_sends_to_all_others_is_as_busy_as_one_that_receives_from_them(
+    ours: Config, theirs: Config
+) -> None:
+    """16 samples of 32 features, on GPU 0 and on 4 nodes of 4 GPUs: 12 samples leave or enter node 0."""
+    graph = chain(1).for_gpus(16)
+    index = next(i for i, layer in enumerate(graph.layers) if layer.name == "fc2")
+    source = graph.layers[graph.layers[index].inputs[0].source]
+    moved = transfers(source, (ours,), graph.layers[index], 0, (theirs,), 16, 4)
+    assert (moved.busiest[0, 0], moved.busiest_node[0, 0]) == (15 * 32, 12 * 32)
+
+
 def _by_boxes(
     graph: LayerGraph, source: object, own: Config, index: int, number: int, need: Config, gpus: int, per_node: int
 ) -> tuple[float, float]:
@@ -143,10 +155,8 @@ def _by_boxes(
     received = volume(low, high) - np.diag(common)
     sent = common.sum(axis=0) - np.diag(common)
     nodes = devices // per_node
-    across = [
-        sum(int(volume(low[d], high[d])) - common[d, nodes == node].sum() for d in devices[nodes == node])
-        for node in np.unique(nodes)
-    ]
+    between = [(nodes == node, nodes != node) for node in np.unique(nodes)]
+    across = [common[np.ix_(*pair)].sum() for here, there in between for pair in ((here, there), (there, here))]
     return float(max(received.max(), sent.max())), float(max(across)) if gpus > per_node else 0.0
 
 

@@ -74,6 +74,11 @@ def test_between_nodes_the_network_is_added_and_shared_by_what_crosses_it_at_onc
     assert time_ns(topology(), "all_reduce", 1000.0, two) == inside + 2000 / 0.5 + 2 * 1000
 
 
+def test_no_more_collectives_share_a_node_than_it_has_gpus() -> None:
+    """16 parts of the channels on nodes of 4: each node has GPUs of 4 of them."""
+    assert members(range(0, 64, 16), 4, at_once=16) == Members(4, 1, 4, 4)
+
+
 def test_one_gpu_and_nothing_to_move_take_no_time() -> None:
     assert time_ns(topology(), "all_reduce", 1000.0, Members(1, 1)) == 0
     assert time_ns(topology(), "all_reduce", 0.0, Members(4, 4)) == 0
