@@ -14,12 +14,13 @@ So no engine needs a rule for links, and both give the same times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from gpusim.formats.hardware import HardwareModel
+from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
 from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.configs import Config
@@ -58,16 +59,6 @@ def lower_plan(problem: Problem, choice: Choice) -> Lowered:
     """Return the tasks of one training or inference step of a plan."""
     roles, all_roles = roles_of(problem, choice)
     return Lowering(problem, choice, roles).run(all_roles)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Gradients to be summed together: bytes on one GPU, participants, and the tasks to wait for on each role."""
-
-    config: Config
-    bytes: int = 0
-    layer: int = -1
-    waits: dict[int, list[int]] = field(default_factory=dict)
 
 
 class Lowering:
@@ -117,16 +108,19 @@ class Lowering:
 
     def backward(self) -> None:
         """Add the backward pass, concurrent sums of gradients in buckets, and the optimizer."""
-        buckets: dict[Config, _Bucket] = {}
+        buckets = gradient_buckets(self.graph, self.choice, self.problem.bucket_bytes)
+        full = {bucket.layers[-1]: bucket for bucket in buckets if bucket.full}
         syncs: list[list[int]] = [[] for _ in self.roles]
         for index in reversed(range(len(self.graph))):
             for user, number in self.users[index]:
                 self._exchange(user, number, "backward")
             self.kernels(index, backward=True)
             self._statistics(index)
-            self._add_to_bucket(index, buckets, syncs)
-        for bucket in list(buckets.values()):
-            self._sum(bucket, syncs)
+            if index in full:
+                self._sum(full[index], syncs)
+        for bucket in buckets:
+            if not bucket.full:
+                self._sum(bucket, syncs)
         for number, role in enumerate(self.roles):
             self.waiting[number] += syncs[number]
             self._optimizer(number, role)
@@ -215,33 +209,15 @@ class Lowering:
             wire = size * wire_share("all_reduce", who.gpus)
             self.collective(takes_part, dur_ns, wire, "statistics", index)
 
-    def _add_to_bucket(self, index: int, buckets: dict[Config, _Bucket], syncs: list[list[int]]) -> None:
-        """Collect a layer's gradients and sum them once a bucket is full."""
-        layer, config = self.graph.layers[index], self.choice[index]
-        if not layer.weight_elements or config.replicated or config.replicas < 2:
-            return
-        bucket = buckets.setdefault(config, _Bucket(config))
-        bucket.bytes += weight_elements(layer, self.problem.share(index, config)) * layer.element_bytes
-        bucket.layer = index
-        for number, role in enumerate(self.roles):
-            if role.gpu < config.parts:
-                bucket.waits.setdefault(number, []).append(self.done_backward[index][number])
-        if bucket.bytes >= self.problem.bucket_bytes:
-            self._sum(buckets.pop(config), syncs)
-
-    def _sum(self, bucket: _Bucket, syncs: list[list[int]]) -> None:
+    def _sum(self, bucket: Bucket, syncs: list[list[int]]) -> None:
+        """Sum the gradients of a bucket once the backward pass of its last layer is done."""
         who = weight_members(self.problem, bucket.config)
         dur_ns = sync_ns(self.topology, bucket.bytes, who)
         wire = bucket.bytes * wire_share("all_reduce", who.gpus)
-        tasks_of = self.collective(
-            sorted(bucket.waits),
-            dur_ns,
-            wire,
-            "sync",
-            bucket.layer,
-            {n: [w[-1]] for n, w in bucket.waits.items()},
-        )
-        for number, tasks in tasks_of.items():
+        last = bucket.layers[-1]
+        takes_part = [number for number, role in enumerate(self.roles) if role.gpu < bucket.config.parts]
+        waits = {number: [self.done_backward[last][number]] for number in takes_part}
+        for number, tasks in self.collective(takes_part, dur_ns, wire, "sync", last, waits).items():
             syncs[number] += tasks
 
     def collective(
