@@ -18,17 +18,21 @@ import torch
 
 from gpusim.errors import GpuError, OptionError
 from gpusim.formats.hardware import load_hardware
-from gpusim.formats.topology import default_topology
+from gpusim.formats.topology import default_topology, load_topology
 from gpusim.gpu.calibrate.collectives import COLLECTIVES, measure_collectives
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.pieces import pieces
 from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data, sharing
-from gpusim.gpu.layerwise.transport import Alone
+from gpusim.gpu.layerwise.transport import Alone, Groups
+from gpusim.layerwise.buckets import Bucket, gradient_buckets
+from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
-from gpusim.layerwise.fixed_plans import data_parallel
-from gpusim.layerwise.layers import BATCH
+from gpusim.layerwise.costs import Problem
+from gpusim.layerwise.fixed_plans import Choice, data_parallel
+from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.lowering import lower_plan
 from tests.support.layer_networks import ROOT, chain, small_cnn
 
 CPU = torch.device("cpu")
@@ -155,6 +159,63 @@ def test_one_rank_by_itself_computes_its_shares_without_the_others() -> None:
         assert len(rank.gradients()) == len(rank.parameters)
 
 
+class Recorder(Alone):
+    """Notes what a rank sums, and when."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.log: list[tuple[str, int]] = []
+
+    def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self.log.append((f"sum {ranks}", tensor.numel() * tensor.element_size()))
+
+
+def logged(choice: Choice, graph: LayerGraph, number: int) -> list[tuple[str, int]]:
+    """Return sums and layers of the backward pass of one rank of 4, in order."""
+    transport = Recorder(number)
+    rank = Rank(graph, choice, 4, transport, device=CPU, bucket_bytes=2048)
+    backward = rank.backward_layer
+
+    def noted(index: int) -> None:
+        backward(index)
+        transport.log.append(("backward", index))
+
+    rank.backward_layer = noted  # type: ignore[method-assign]
+    rank.step(make_data(graph, 0, torch.float32, CPU))
+    return transport.log
+
+
+def test_gradients_are_summed_during_the_backward_pass_in_the_simulations_buckets() -> None:
+    """Buckets of 2 KiB. Each sum follows its last layer; ranks with other layers have the same order."""
+    graph = small_cnn(1).for_gpus(4)
+    choice = tuple(Config(n=2 if layer.name in ("one", "two") else 4) for layer in graph.layers)
+    buckets = gradient_buckets(graph, choice, 2048)
+    assert sum(bucket.full for bucket in buckets) > 2
+    assert {bucket.config for bucket in buckets} == {Config(n=2), Config(n=4)}
+    for number in range(4):
+        mine = [bucket for bucket in buckets if number < bucket.config.parts]
+        expected: list[tuple[str, int]] = []
+        for index in reversed(range(len(graph))):
+            expected.append(("backward", index))
+            expected += [summed(bucket) for bucket in mine if bucket.full and bucket.layers[-1] == index]
+        expected += [summed(bucket) for bucket in mine if not bucket.full]
+        assert logged(choice, graph, number) == expected
+
+
+def summed(bucket: Bucket) -> tuple[str, int]:
+    return f"sum {tuple(range(bucket.config.parts))}", bucket.bytes
+
+
+def test_the_simulation_sums_the_same_buckets() -> None:
+    graph = small_cnn(1).for_gpus(4)
+    hardware = load_hardware("h200")
+    problem = Problem(graph, 4, load_topology("h200"), Roofline(hardware), hardware, bucket_bytes=2048)
+    choice = data_parallel(graph, 4)
+    lowered = lower_plan(problem, choice)
+    last = [layer for layer, purpose in zip(lowered.layers, lowered.purposes, strict=True) if purpose == "sync"]
+    assert list(dict.fromkeys(last)) == [each.layers[-1] for each in gradient_buckets(graph, choice, 2048)]
+
+
 def test_one_device_is_torchs_own_network() -> None:
     """Compares the reference with torch's modules, built from the same weights."""
     graph = chain(4)
@@ -192,7 +253,8 @@ def test_groups_are_those_that_share_weights_or_statistics() -> None:
     assert sharing(layer, Config(n=2, c=2), 4, "local", 1) == ((1,), (1, 3))
     assert sharing(layer, Config(n=2, h=2), 4, "local", 2) == ((2, 3), (0, 1, 2, 3))
     assert sharing(layer, Config(n=2), 4, "local", 3) == ((), ())
-    assert groups_of(graph, data_parallel(graph, 4), 4, "local") == {(0, 1, 2, 3)}
+    everyone = frozenset({(0, 1, 2, 3)})
+    assert groups_of(graph, data_parallel(graph, 4), 4, "local") == Groups(everyone, everyone)
 
 
 def test_a_layer_that_nothing_runs_is_named() -> None:

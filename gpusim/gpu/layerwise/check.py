@@ -10,7 +10,7 @@ from gpusim.defaults import DEFAULT_SEED
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed, Transport
-from gpusim.layerwise.costs import BatchNorm
+from gpusim.layerwise.costs import BUCKET_BYTES, BatchNorm
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
 
@@ -44,6 +44,7 @@ def compare_plan(
     seed: int = DEFAULT_SEED,
     batch_norm: BatchNorm = "synchronised",
     transport: Transport | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Compared:
     """Run a plan on this rank and compare it with one device; needs torch.distributed with `gpus` ranks.
 
@@ -52,7 +53,16 @@ def compare_plan(
     transport = transport or Distributed(groups_of(graph, choice, gpus, batch_norm))
     data = make_data(graph, seed, dtype, device)
     rank = Rank(
-        graph, choice, gpus, transport, device=device, dtype=dtype, seed=seed, batch_norm=batch_norm, same_dropout=True
+        graph,
+        choice,
+        gpus,
+        transport,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        batch_norm=batch_norm,
+        same_dropout=True,
+        bucket_bytes=bucket_bytes,
     )
     loss = rank.step(data).clone()
     if any(c.replicated for layer, c in zip(graph.layers, choice, strict=True) if layer.kind == "loss"):

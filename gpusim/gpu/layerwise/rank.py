@@ -2,7 +2,8 @@
 
 Layers run one after the other, each with its own autograd graph. Their input buffers are filled with the rank's own and
 received pieces. The backward pass, in reverse order, returns the gradients of buffers to the sources of the pieces,
-which add them. So all ranks post the same exchanges in the same order.
+which add them. Gradients of weights held by several ranks are summed in buckets during the backward pass. So all ranks
+post the same exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from gpusim.gpu.layerwise.operations import (
     run_layer,
 )
 from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
-from gpusim.gpu.layerwise.transport import Transport
+from gpusim.gpu.layerwise.transport import Groups, Transport
+from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.configs import Config, boxes, coordinates
 from gpusim.layerwise.costs import BUCKET_BYTES, BatchNorm
 from gpusim.layerwise.fixed_plans import Choice
@@ -92,9 +94,11 @@ class Rank:
         batch_norm: BatchNorm = "synchronised",
         same_dropout: bool = False,
         keep_buffers: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         """`graph` is that of the whole batch. With `same_dropout`, masks equal those of one device. With
-        `keep_buffers`, buffers are made once and not filled by other ranks: for timing computation only.
+        `keep_buffers`, buffers are made once and not filled by other ranks: for timing computation only. `bucket_bytes`
+        is the least size of the buckets in which gradients are summed.
 
         Raises `OptionError` for an unsupported layer.
         """
@@ -106,6 +110,8 @@ class Rank:
             raise OptionError(f"layer '{without.name}' cannot be run: only its times are known")
         self.states = [self._state(index, seed, same_dropout) for index in range(len(graph))]
         self.users = graph.consumers()
+        self.buckets = gradient_buckets(graph, choice, bucket_bytes)
+        self._sums: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self.loss = torch.zeros((), device=device, dtype=dtype)
 
     def _state(self, index: int, seed: int, same_dropout: bool) -> _LayerState:
@@ -154,9 +160,15 @@ class Rank:
         for index in range(len(self.states)):
             self.forward_layer(index, data)
         if self.graph.training:
+            full = {bucket.layers[-1]: bucket for bucket in self.buckets if bucket.full}
             for index in reversed(range(len(self.states))):
                 self.backward_layer(index)
-            self.sum_gradients()
+                if index in full:
+                    self._begin_sum(full[index])
+            for bucket in self.buckets:
+                if not bucket.full:
+                    self._begin_sum(bucket)
+            self._finish_sums()
         return self.loss
 
     def forward_layer(self, index: int, data: Data) -> None:
@@ -280,31 +292,26 @@ class Rank:
         if target.output is not None and target.gradient is None:
             target.gradient = target.output.detach()
 
-    def sum_gradients(self) -> None:
-        """Sum gradients of weights held by several ranks, in buckets, in the order of the backward pass."""
-        buckets: dict[tuple[int, ...], list[torch.Tensor]] = {}
-        done: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
-        for state in reversed(self.states):
-            if len(state.weights) < 2 or not state.active:
-                continue
-            bucket = buckets.setdefault(state.weights, [])
-            bucket += [p.grad for named in state.parameters for p in named.values() if p.grad is not None]
-            if sum(g.numel() * g.element_size() for g in bucket) >= BUCKET_BYTES:
-                done.append(self._sum(buckets.pop(state.weights), state.weights))
-        for ranks, bucket in buckets.items():
-            if bucket:
-                done.append(self._sum(bucket, ranks))
-        self.transport.finish()
-        for flat, gradients in done:
-            torch._foreach_copy_(
-                gradients,
-                [x.view_as(g) for x, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)],
-            )
+    def _begin_sum(self, bucket: Bucket) -> None:
+        """Begin to sum the gradients of a bucket over the ranks that hold the same weights."""
+        states = [self.states[index] for index in bucket.layers]
+        if not states[0].active:
+            return
+        gradients = [p.grad for state in states for named in state.parameters for p in named.values()]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if present:
+            flat = torch.cat([gradient.flatten() for gradient in present])
+            self.transport.begin_sum(flat, states[0].weights)
+            self._sums.append((flat, present))
 
-    def _sum(self, gradients: list[torch.Tensor], ranks: tuple[int, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self.transport.all_reduce(flat, ranks, wait=False)
-        return flat, gradients
+    def _finish_sums(self) -> None:
+        """Wait for all sums and copy them back."""
+        self.transport.finish()
+        for flat, gradients in self._sums:
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            summed = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+            torch._foreach_copy_(gradients, summed)
+        self._sums = []
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -343,10 +350,14 @@ def sharing(
     return tuple(map(int, devices[together])), tuple(map(int, devices[same_channels]))
 
 
-def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> set[tuple[int, ...]]:
-    """Return all groups of ranks that a plan needs, for `gpusim.gpu.layerwise.transport.Distributed`."""
-    groups: set[tuple[int, ...]] = {tuple(range(gpus))}
+def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> Groups:
+    """Return all groups of ranks that a plan needs."""
+    together, weights = {tuple(range(gpus))}, set()
     for layer, config in zip(graph.layers, choice, strict=True):
         for rank in range(gpus):
-            groups |= set(sharing(layer, config, gpus, batch_norm, rank))
-    return {ranks for ranks in groups if len(ranks) > 1}
+            statistics, same_weights = sharing(layer, config, gpus, batch_norm, rank)
+            if layer.statistics:
+                together.add(statistics)
+            if layer.weight_elements:
+                weights.add(same_weights)
+    return Groups(*(frozenset(ranks for ranks in groups if len(ranks) > 1) for groups in (together, weights)))

@@ -6,10 +6,21 @@ Ranks post the same exchanges in the same order (`gpusim.gpu.layerwise.rank`), s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of ranks that a plan needs, each of at least two."""
+
+    together: frozenset[tuple[int, ...]]
+    """Ranks that share statistics, and all ranks."""
+    weights: frozenset[tuple[int, ...]]
+    """Ranks that hold the same weights."""
 
 
 class Transport(Protocol):
@@ -21,25 +32,31 @@ class Transport(Protocol):
         """Send tensors and receive into others; all are contiguous."""
         ...
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], *, wait: bool = True) -> None:
-        """Sum a tensor over some ranks, in place; without `wait` it is complete after `finish`."""
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Sum a tensor over some ranks, in place."""
+        ...
+
+    def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """Begin to sum a tensor over ranks that hold the same weights, in place; it is complete after `finish`."""
         ...
 
     def finish(self) -> None:
-        """Wait for all operations begun so far."""
+        """Wait for all sums begun so far."""
         ...
 
 
 class Distributed:
-    """Communication by torch.distributed. Groups are made once, on all ranks in the same order."""
+    """Communication by torch.distributed. Groups are made once, on all ranks in the same order.
 
-    def __init__(self, groups: Iterable[tuple[int, ...]]) -> None:
+    Sums of gradients have groups of their own: a group has one stream on a GPU, where a sum would delay exchanges.
+    """
+
+    def __init__(self, groups: Groups) -> None:
         self.rank = dist.get_rank()
         everyone = tuple(range(dist.get_world_size()))
         self._groups: dict[tuple[int, ...], Any] = {everyone: dist.group.WORLD}
-        for ranks in sorted(set(groups) - {everyone}):
-            if len(ranks) > 1:
-                self._groups[ranks] = dist.new_group(list(ranks))
+        self._groups |= _made(groups.together - {everyone})
+        self._sums = _made(groups.weights)
         self._begun: list[Any] = []
 
     def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
@@ -50,21 +67,25 @@ class Distributed:
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], *, wait: bool = True) -> None:
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
-        if len(ranks) < 2:
-            return
-        work = dist.all_reduce(tensor, group=self._groups[ranks], async_op=True)
-        if wait:
-            work.wait()
-        else:
-            self._begun.append(work)
+        if len(ranks) > 1:
+            dist.all_reduce(tensor, group=self._groups[ranks])
+
+    def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """See `Transport`."""
+        if len(ranks) > 1:
+            self._begun.append(dist.all_reduce(tensor, group=self._sums[ranks], async_op=True))
 
     def finish(self) -> None:
         """See `Transport`."""
         for work in self._begun:
             work.wait()
         self._begun.clear()
+
+
+def _made(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(groups)}
 
 
 class Alone:
@@ -76,7 +97,10 @@ class Alone:
     def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """See `Transport`."""
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], *, wait: bool = True) -> None:
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """See `Transport`."""
+
+    def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
 
     def finish(self) -> None:
