@@ -5,6 +5,7 @@ Each launch starts processes that import torch, so all plans of one number of ra
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -281,6 +282,15 @@ def test_collectives_of_this_machine_become_curves(monkeypatch: pytest.MonkeyPat
     assert found.links == base.links
     with pytest.raises(GpuError, match="has 8 GPUs per node, fewer than the 16 to measure"):
         measure_collectives(16, base, "a test")
+
+
+def test_steps_are_predicted_without_the_optimizer_that_no_rank_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "validate" / "layerwise")
+    shares = importlib.import_module("measured_shares")
+    planner = shares.Planner(chain(1).for_gpus(2), 2, shares.Shares(tmp_path / "shares.json"), CPU)
+    assert planner.problem().times.optimizer_ns(1e6) == 0
 
 
 def test_the_script_for_one_gpu_predicts_measures_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ class Planner:
         self.ranks_of: dict[Choice, list[int]] = {}
 
     def problem(self) -> Problem:
-        """The search's problem with all shares measured so far; others by a roofline."""
+        """The search's problem with all shares measured so far; others by a roofline. No rank runs an optimizer."""
         seen = {layer: tuple(shares) for layer, shares in self.seen.items()}
-        times = MeasuredTimes(self.kept.times, seen, Roofline(self.hardware))
+        times = MeasuredTimes(self.kept.times, seen, Roofline(self.hardware, optimizer=False))
         return Problem(self.graph, self.gpus, self.topology, times, self.hardware)
 
     def measure(self, choice: Choice) -> list[int]:
