@@ -71,8 +71,9 @@ def explain(lowered: Lowered, timeline: Timeline) -> Makespan:
         parts["compute"] += solo
         parts["slowed"] += end - start - solo
         reached = end
-    rest = timeline.makespan_ns - reached  # an inference step may end with a transfer
-    parts["transfer"] += rest
+    if timeline.makespan_ns > reached:  # the step ends with a collective
+        last = max(range(len(tasks)), key=lambda index: timeline.end_ns[index])
+        parts[_kind(lowered.purposes[last])] += timeline.makespan_ns - reached
     on_links = [
         timeline.end_ns[i] - timeline.start_ns[i]
         for i, task in enumerate(tasks)

@@ -197,3 +197,17 @@ def test_inference_has_no_backward_pass_and_no_sums() -> None:
     found = explore_plans(captured, 4, load_topology("h200"))
     assert {plan.sync_bytes for plan in found.plans} == {0}
     assert found.plan("data").transfer_ns == 0
+
+
+def test_a_step_without_optimizer_ends_with_its_sums() -> None:
+    """The gradient of the first layer is summed last, and nothing follows: the step waits for a sum, not a transfer."""
+    hardware = load_hardware("h200")
+    graph = chain(2).for_gpus(4)
+    found = Problem(graph, 4, load_topology("h200"), Roofline(hardware, optimizer=False), hardware)
+    choice = data_parallel(graph, 4)
+    lowered = lower_plan(found, choice)
+    assert "optimizer" not in lowered.purposes
+    span = simulate_plan(found, choice).makespan
+    assert (span.transfer_ns, span.sync_ns > 0) == (0, True)
+    parts = span.compute_ns + span.slowed_ns + span.transfer_ns + span.sync_ns + span.gaps_ns
+    assert parts == pytest.approx(span.step_ns)
