@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from gpusim.io.files import Count, Document, Nanoseconds
 
 SCHEMA: Final = "gpusim-memory-plan/1"
+#: Maximum number of streams of a plan's ops: two fewer than run at once (`gpusim.plan.schedule.MAX_STREAMS`), for copies.
+MAX_OP_STREAMS: Final = 126
 
 
 class OffloadEntry(Document, frozen=True, kw_only=True):
@@ -60,3 +64,5 @@ class MemoryPlanDocument(Document, frozen=True, kw_only=True, omit_defaults=Fals
     """Ops after which the step waits for all earlier copies."""
     order: tuple[str, ...] = ()
     """Launch order; empty for the recorded order."""
+    op_streams: tuple[Annotated[int, Meta(ge=0, lt=MAX_OP_STREAMS)], ...] = ()
+    """Stream of each op, in the trace's order; empty if all run on one."""

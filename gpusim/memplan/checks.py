@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from gpusim.errors import PlanError
 from gpusim.memplan.lowering import LoweredProgram
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import Instruction, Program, needed
 from gpusim.memplan.storages import Storages
+from gpusim.plan.sync import through_views
 from gpusim.trace.dependencies import dependencies
 
 
@@ -38,6 +40,8 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
         _within(storage, count, "storage")
     for op in plan.barriers:
         _within(op, ops, "op")
+    if plan.op_streams and (len(plan.op_streams) != ops or not 0 <= min(plan.op_streams)):
+        raise PlanError(f"the memory plan has streams for {len(plan.op_streams)} ops, of {ops}")
     if plan.order:
         if sorted(plan.order) != list(range(ops)):
             raise PlanError(f"the order of the memory plan does not have each of the {ops} ops once")
@@ -168,8 +172,59 @@ def check_timeline(lowered: LoweredProgram, start_ns: Sequence[int], end_ns: Seq
 
     `start_ns` and `end_ns` are of the tasks of `lowered.plan`, simulated or measured.
     """
-    for problem in _overlaps(lowered, start_ns, end_ns, storages):
+    problems = [_overlaps(lowered, start_ns, end_ns, storages)]
+    if lowered.waits is not None:
+        problems.append(_races(lowered, start_ns, end_ns, storages))
+    for problem in chain.from_iterable(problems):
         raise PlanError(f"memory plan: {problem}")
+
+
+def _races(
+    lowered: LoweredProgram, start_ns: Sequence[int], end_ns: Sequence[int], storages: Storages
+) -> Iterator[str]:
+    """Compare the times of ops on several streams: values are read after they are there, memory is used again after its
+    users, both by what each op touches, and not by the waits of the plan.
+    """
+    preds = through_views(storages.trace, dependencies(storages.trace))
+    names = [op.name for op in storages.trace.ops]
+    ran_ns: dict[int, int] = {}
+    used_ns: dict[int, int] = {}
+    """Storage -> the end of the last use of its memory."""
+    owner: dict[int, int] = {}
+    free_ns: dict[int, int] = {}
+    """Stream -> when all memory that was freed to it is unused."""
+    brought_ns: dict[int, int] = {}
+    for instruction, tasks in zip(lowered.program, lowered.tasks_of, strict=True):
+        kind, storage, stream = instruction.kind, instruction.storage, instruction.stream
+        begin = min((start_ns[task] for task in tasks), default=0)
+        end = max((end_ns[task] for task in tasks), default=0)
+        if kind == "free":
+            at = owner.get(storage, 0)
+            free_ns[at] = max(free_ns.get(at, 0), used_ns.pop(storage, 0))
+            continue
+        made: tuple[int, ...] = (storage,) if kind == "back" else ()
+        if kind in ("run", "again"):
+            made = storages.makes[instruction.op]
+            made = made if kind == "run" else tuple(each for each in made if each in instruction.bring)
+            name = names[instruction.op]
+            late = [before for before in preds[instruction.op] if tasks and ran_ns.get(before, 0) > begin]
+            if late:
+                yield f"op '{name}' starts before '{names[late[0]]}' has ended, whose result it needs"
+            late = [each for each in needed(storages, instruction) if tasks and brought_ns.get(each, 0) > begin]
+            if late:
+                yield f"op '{name}' starts before storage {late[0]} is back"
+        if tasks and made and begin < free_ns.get(stream, 0):
+            yield f"storage {made[0]} gets memory that another stream still uses"
+        owner.update(dict.fromkeys(made, stream))
+        used_ns.update(dict.fromkeys(made, 0))
+        for each in needed(storages, instruction):
+            used_ns[each] = max(used_ns.get(each, 0), end)
+        if kind == "run":
+            ran_ns[instruction.op] = end
+        elif kind == "again":
+            brought_ns.update(dict.fromkeys(instruction.bring, end))
+        elif kind == "back":
+            brought_ns[storage] = end
 
 
 def _overlaps(

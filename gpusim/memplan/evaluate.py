@@ -11,7 +11,7 @@ from gpusim.memplan.checks import check_memory_plan, check_program, check_timeli
 from gpusim.memplan.lowering import lower_program
 from gpusim.memplan.memory import MemoryUse, memory_of
 from gpusim.memplan.plan import MemoryPlan
-from gpusim.memplan.program import Program, program_of
+from gpusim.memplan.program import Program, op_streams_of, program_of
 from gpusim.memplan.storages import Storages
 from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
@@ -28,14 +28,18 @@ class Outcome(ShortRepr):
     exposed_copy_ns: int
     """Extra time of the step through its copies, in ns."""
     recompute_ns: int
-    """Extra time over the step that keeps all, without copies, in ns."""
+    """Extra time over the step that keeps all on the same streams, without copies, in ns."""
     d2h_bytes: int
     h2d_bytes: int
+    live_bytes: int = 0
+    """Peak of the simulated timeline on several streams, where ops that run at once are out of launch order, in bytes;
+    0 for one stream.
+    """
 
     @property
     def peak_bytes(self) -> int:
         """Peak of the allocated memory, in bytes."""
-        return self.use.peak.allocated_bytes
+        return max(self.use.peak.allocated_bytes, self.live_bytes)
 
     @property
     def pinned_bytes(self) -> int:
@@ -73,8 +77,12 @@ class MemoryEvaluator:
     def evaluate(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Outcome:
         """Return memory and time of a plan, as `program_of`. Raises `PlanError` for one that cannot run."""
         program = self.program(plan, barriers_first=barriers_first)
-        step_ns = self.time(program).makespan_ns
+        several = op_streams_of(program) > 1
+        timeline = self.time(program, memory=several)
+        step_ns = timeline.makespan_ns
         without_ns = self.time(program, copies=False).makespan_ns if plan.has_copies else step_ns
+        keeps = MemoryPlan(order=plan.order, op_streams=plan.op_streams)
+        keeps_ns = self.time(self.program(keeps)).makespan_ns if several else self.keep_all_ns
         size = self.storages.bytes
         return Outcome(
             plan=plan,
@@ -82,7 +90,8 @@ class MemoryEvaluator:
             use=memory_of(self.storages, program),
             step_ns=step_ns,
             exposed_copy_ns=step_ns - without_ns,
-            recompute_ns=without_ns - self.keep_all_ns,
+            recompute_ns=without_ns - keeps_ns,
             d2h_bytes=sum(size[i.storage] for i in program if i.kind == "out"),
             h2d_bytes=sum(size[i.storage] for i in program if i.kind == "back"),
+            live_bytes=timeline.peak_bytes if several else 0,
         )

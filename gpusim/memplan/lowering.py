@@ -1,4 +1,4 @@
-"""Lowering of instructions to an engine plan: one queue each for ops, copies out and copies back."""
+"""Lowering of instructions to an engine plan: queues for ops, one for copies out, one for copies back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpusim.memplan.program import Program, needed
+from gpusim.memplan.program import Program, needed, op_streams_of
 from gpusim.memplan.storages import Storages
+from gpusim.memplan.waits import Waits, waits_of
+from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Buffer, Plan, Task
 
-#: Queues of a plan: ops, copies to the host, copies from the host.
+#: Queues of a plan whose ops run on one stream: ops, copies to the host, copies from the host.
 OPS, OUT, BACK = 0, 1, 2
 
 
@@ -22,6 +25,8 @@ class LoweredProgram:
     program: Program
     plan: Plan
     tasks_of: tuple[tuple[int, ...], ...]
+    waits: Waits | None = None
+    """Waits on several streams; None for one."""
 
 
 def lower_program(
@@ -32,6 +37,8 @@ def lower_program(
     Without `copies` there are none and nothing waits for them: only the ops remain, recomputation included. With
     `memory` the plan has the program's buffers, for its memory over time.
     """
+    if op_streams_of(program) > 1:
+        return _on_streams(graph, storages, program, copies, memory)
     lowering = _Lowering(graph, storages, copies)
     buffers = _Buffers(storages)
     tasks_of: list[tuple[int, ...]] = []
@@ -56,6 +63,57 @@ def lower_program(
         kept_bytes=sum(storages.bytes[storage] for storage in storages.initial),
     )
     return LoweredProgram(program, plan, tuple(tasks_of))
+
+
+def _on_streams(
+    graph: OpGraph, storages: Storages, program: Program, copies: bool, memory: bool
+) -> LoweredProgram:
+    """Return the engine plan of a program on several streams."""
+    waits = waits_of(storages, program, copies=copies)
+    lost_ns = lost_times_ns(graph, schedule_of(program))
+    buffers = _Buffers(storages)
+    tasks: list[Task] = []
+    tasks_of: list[tuple[int, ...]] = []
+    ends: dict[int, tuple[int, ...]] = {}
+    """Instruction -> tasks to wait for."""
+    for place, instruction in enumerate(program):
+        queue = waits.queue[place]
+        deps = tuple(sorted({task for before in waits.before[place] for task in ends[before]}))
+        first = len(tasks)
+        if queue < 0:
+            tasks_of.append(())
+        elif instruction.kind in ("out", "back"):
+            name, kind = ("offload", "d2h") if instruction.kind == "out" else ("prefetch", "h2d")
+            size = storages.bytes[instruction.storage]
+            tasks.append(Task(name=f"{name} {instruction.storage}", kind=kind, copy_bytes=size, queue=queue, deps=deps))
+        else:
+            for number, task in enumerate(graph.tasks[instruction.op]):
+                if instruction.kind == "run" and instruction.op in lost_ns:
+                    task = slower_by_misses(task, lost_ns[instruction.op][number])
+                tasks.append(msgspec.structs.replace(task, queue=queue, deps=deps if number == 0 else ()))
+        if queue >= 0:
+            tasks_of.append(tuple(range(first, len(tasks))))
+            ends[place] = (len(tasks) - 1,) if len(tasks) > first else deps
+        if memory:
+            if instruction.kind == "free":
+                buffers.free(instruction.storage, None)
+            else:
+                buffers.use(needed(storages, instruction), tasks_of[-1])
+    plan = Plan(
+        tasks=tuple(tasks),
+        buffers=buffers.finished(len(tasks) - 1) if memory else (),
+        kept_bytes=sum(storages.bytes[storage] for storage in storages.initial),
+    )
+    return LoweredProgram(program, plan, tuple(tasks_of), waits)
+
+
+def schedule_of(program: Program) -> Schedule:
+    """Return launch order and streams of a program's ops, as a schedule without memory actions."""
+    runs = [instruction for instruction in program if instruction.kind == "run"]
+    streams = [0] * len(runs)
+    for instruction in runs:
+        streams[instruction.op] = instruction.stream
+    return Schedule(tuple(instruction.op for instruction in runs), tuple(streams))
 
 
 @dataclass

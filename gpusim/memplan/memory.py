@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpusim.memplan.program import Program
+from gpusim.memplan.program import Program, op_streams_of
 from gpusim.memplan.storages import Category, Storages
 from gpusim.notebook import ShortRepr
 from gpusim.plan.allocator import Block, CachingAllocator
@@ -46,7 +46,7 @@ class MemoryUse(ShortRepr):
 def memory_of(storages: Storages, program: Program) -> MemoryUse:
     """Simulate a program on the caching allocator. The program must be runnable (`check_program`)."""
     before = pool_before(storages)
-    levels, pool = _levels(storages, program)
+    levels, reserved_bytes = _levels(storages, program)
     levels = [before.allocated_bytes + level for level in levels]
     peak_by_op = [0] * len(storages.trace.ops)
     for level, instruction in zip(levels, program, strict=True):
@@ -57,7 +57,7 @@ def memory_of(storages: Storages, program: Program) -> MemoryUse:
     return MemoryUse(
         initial_bytes=before.allocated_bytes,
         peak=_peak(storages, program, most, place, _live(storages, program[: place + 1])),
-        reserved_bytes=before.reserved_bytes + pool.reserved_bytes,
+        reserved_bytes=before.reserved_bytes + reserved_bytes,
         allocated_bytes=tuple(levels),
         pinned_bytes=pinned_bytes(storages, (i.storage for i in program if i.kind == "out")),
         peak_by_op=tuple(peak_by_op),
@@ -78,34 +78,47 @@ def pool_before(storages: Storages) -> CachingAllocator:
     return before
 
 
-def _levels(storages: Storages, program: Program) -> tuple[list[int], CachingAllocator]:
-    """Return the step's own peak allocation during each instruction, and its pool at the end."""
-    pool = CachingAllocator()  # a graph's recording has a pool of its own
+def _levels(storages: Storages, program: Program) -> tuple[list[int], int]:
+    """Return the step's own peak allocation during each instruction, and the bytes that its pools reserve.
+
+    A graph's recording has a pool of its own for each stream.
+    """
+    pools = [CachingAllocator() for _ in range(op_streams_of(program))]
     size, workspace, makes = storages.bytes, storages.workspace_bytes, storages.makes
-    blocks: dict[int, Block | None] = {}
+    blocks: dict[int, tuple[CachingAllocator, Block | None]] = {}
     levels: list[int] = []
+    others_bytes = 0
+    """What all pools but the present one have allocated."""
+    pool = pools[0]
     for instruction in program:
         kind = instruction.kind
+        if len(pools) > 1 and pool is not pools[instruction.stream]:
+            pool = pools[instruction.stream]
+            others_bytes = sum(each.allocated_bytes for each in pools) - pool.allocated_bytes
         if kind == "free":
-            levels.append(pool.allocated_bytes)
-            pool.release(blocks.pop(instruction.storage))
+            levels.append(others_bytes + pool.allocated_bytes)
+            owner, block = blocks.pop(instruction.storage)
+            before_bytes = owner.allocated_bytes
+            owner.release(block)
+            if owner is not pool:
+                others_bytes -= before_bytes - owner.allocated_bytes
         elif kind in ("run", "again"):
             passing: list[Block | None] = []
             for storage in makes[instruction.op]:
                 block = pool.allocate(size[storage])
                 if kind == "run" or storage in instruction.bring:
-                    blocks[storage] = block
+                    blocks[storage] = (pool, block)
                 else:
                     passing.append(block)
             passing.append(pool.allocate(workspace[instruction.op]))
-            levels.append(pool.allocated_bytes)
+            levels.append(others_bytes + pool.allocated_bytes)
             for block in reversed(passing):
                 pool.release(block)
         else:
             if kind == "back":
-                blocks[instruction.storage] = pool.allocate(size[instruction.storage])
-            levels.append(pool.allocated_bytes)
-    return levels, pool
+                blocks[instruction.storage] = (pool, pool.allocate(size[instruction.storage]))
+            levels.append(others_bytes + pool.allocated_bytes)
+    return levels, sum(each.reserved_bytes for each in pools)
 
 
 def _live(storages: Storages, program: Program) -> set[int]:

@@ -59,6 +59,8 @@ class MemoryPlan:
     """Ops after which the following ops wait for all copies so far (vDNN and Layrub: after each layer)."""
     order: tuple[int, ...] = ()
     """Op indices in launch order; empty: as recorded."""
+    op_streams: tuple[int, ...] = ()
+    """Stream of each op, by op index; empty: all on one. Recomputation runs on the stream of the op that it precedes."""
     policy: str = field(default="", compare=False)
     made_by: str = field(default="", compare=False)
     """Version of gpusim and hardware model."""
@@ -78,8 +80,8 @@ class MemoryPlan:
 
     @property
     def streams(self) -> int:
-        """Streams that it runs on: one for its ops, and one for each direction of its copies."""
-        return 3 if self.has_copies else 1
+        """Streams that it runs on: those of its ops, and one for each direction of its copies."""
+        return 1 + max(self.op_streams, default=0) + 2 * self.has_copies
 
     def __repr__(self) -> str:
         parts = f"{counted(len(self.offloads), 'offload')}, {counted(len(self.redos), 'recomputation')}"
@@ -117,6 +119,7 @@ class MemoryPlan:
             held=self.held,
             barriers=tuple(names[op] for op in self.barriers),
             order=tuple(names[op] for op in self.order),
+            op_streams=self.op_streams,
         )
 
     @classmethod
@@ -160,6 +163,7 @@ class MemoryPlan:
             held=tuple(storage(number, "$.held") for number in document.held),
             barriers=tuple(op(name, "$.barriers") for name in document.barriers),
             order=tuple(op(name, "$.order") for name in document.order),
+            op_streams=document.op_streams,
             policy=document.policy,
             made_by=document.made_by,
             predicted_ns=document.predicted_ns,

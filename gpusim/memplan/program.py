@@ -1,7 +1,8 @@
 """A memory plan as one list of instructions, in the order in which the host issues them.
 
 The allocator's simulation, the engines' plan, the checks and the replay on a GPU all follow this one list, so that they
-mean the same. Ops run on one stream; copies out and copies back have a stream each.
+mean the same. Ops run on one stream, or on those of the plan (`gpusim.memplan.waits`); copies out and copies back have a
+stream each.
 
 | instruction | what it does |
 |---|---|
@@ -37,6 +38,8 @@ class Instruction(msgspec.Struct, frozen=True, gc=False):
     storage: int = -1
     bring: frozenset[int] = frozenset()
     """For `again`: the storages that it brings back."""
+    stream: int = 0
+    """Stream of an op; for `back`, the stream whose memory the storage gets."""
 
 
 Program = tuple[Instruction, ...]
@@ -62,14 +65,18 @@ def _actions(storages: Storages, plan: MemoryPlan, barriers_first: bool) -> Iter
     for offload in plan.offloads:
         before[offload.free].append(Instruction("free", storage=offload.storage))
     order = plan.order or range(len(storages.trace.ops))
+    stream = plan.op_streams or (0,) * len(storages.trace.ops)
     for offload in _by_need(storages, plan, order):
-        before[offload.back].append(Instruction("back", storage=offload.storage))
+        before[offload.back].append(Instruction("back", storage=offload.storage, stream=stream[offload.back]))
     for redo in plan.redos:
         wanted = frozenset(redo.storages)
-        before[redo.before] += [Instruction("again", op=op, bring=wanted & storages.writes[op]) for op in redo.ops]
+        before[redo.before] += [
+            Instruction("again", op=op, bring=wanted & storages.writes[op], stream=stream[redo.before])
+            for op in redo.ops
+        ]
     for op in order:
         yield from before.get(op, ())
-        yield Instruction("run", op=op)
+        yield Instruction("run", op=op, stream=stream[op])
         yield from after.get(op, ())
 
 
@@ -82,6 +89,11 @@ def _by_need(storages: Storages, plan: MemoryPlan, order: Sequence[int]) -> list
         return min((place[op] for op in storages.users[offload.storage] if place[op] >= back), default=len(place))
 
     return sorted(plan.offloads, key=need)
+
+
+def op_streams_of(program: Program) -> int:
+    """Return the number of streams of a program's ops."""
+    return 1 + max((instruction.stream for instruction in program), default=0)
 
 
 def needed(storages: Storages, instruction: Instruction) -> frozenset[int]:

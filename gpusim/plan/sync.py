@@ -37,7 +37,7 @@ class SyncPlan:
 
 
 @dataclass
-class _Clocks:
+class Clocks:
     """Vector clocks: the number of ops of every other stream that each stream knows to have ended."""
 
     known: list[dict[int, int]]
@@ -99,7 +99,7 @@ def plan_sync_of(step: StepSync, order: Sequence[int], streams: Sequence[int]) -
     """Return waits and releases of a legal schedule, as `plan_sync`."""
     preds = step.preds
     n_streams = max(streams, default=0) + 1
-    clocks = _Clocks([{} for _ in range(n_streams)])
+    clocks = Clocks([{} for _ in range(n_streams)])
     place_in: dict[int, int] = {}
     launched: dict[int, int] = {}
     count = [0] * n_streams
@@ -198,7 +198,7 @@ class _Memory:
                 self.dead.setdefault(self.owner[storage], []).append(storage)
 
     def release(
-        self, stream: int, clocks: _Clocks, streams: Sequence[int], place_in: dict[int, int]
+        self, stream: int, clocks: Clocks, streams: Sequence[int], place_in: dict[int, int]
     ) -> tuple[int, ...]:
         """Return the storages allocated on `stream` that its next op may release: all users are known to have ended."""
         free: list[int] = []
