@@ -9,7 +9,7 @@ from msgspec import Meta
 from gpusim.io.files import Count, Document, Nanoseconds
 
 SCHEMA: Final = "gpusim-memory-plan/1"
-#: Maximum number of streams of a plan's ops: two fewer than run at once (`gpusim.plan.schedule.MAX_STREAMS`), for copies.
+#: Maximum number of streams of a plan's ops: two fewer than `gpusim.plan.schedule.MAX_STREAMS`, which copies use.
 MAX_OP_STREAMS: Final = 126
 
 

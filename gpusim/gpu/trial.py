@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gpusim.errors import OptionError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.search.explore import Explored
@@ -44,6 +45,13 @@ def try_best(
     """
     from gpusim.gpu.replay.replay import replay, require_equal
 
+    if explored.memory_plan is not None:
+        raise OptionError(
+            "the schedule within the memory limit has memory actions: write it with -o and measure it with "
+            "gpusim replay --memory-plan FILE",
+            argument="measure",
+            value=count,
+        )
     rows = contenders(explored, count)
     schedules = [row.schedule for row in rows]
     say(f"trying {len(rows)} schedules")

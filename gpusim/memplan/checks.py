@@ -16,8 +16,6 @@ from gpusim.memplan.lowering import LoweredProgram
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import Instruction, Program, needed
 from gpusim.memplan.storages import Storages
-from gpusim.plan.sync import through_views
-from gpusim.trace.dependencies import dependencies
 
 
 def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
@@ -40,13 +38,13 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
         _within(storage, count, "storage")
     for op in plan.barriers:
         _within(op, ops, "op")
-    if plan.op_streams and (len(plan.op_streams) != ops or not 0 <= min(plan.op_streams)):
+    if plan.op_streams and (len(plan.op_streams) != ops or min(plan.op_streams) < 0):
         raise PlanError(f"the memory plan has streams for {len(plan.op_streams)} ops, of {ops}")
     if plan.order:
         if sorted(plan.order) != list(range(ops)):
             raise PlanError(f"the order of the memory plan does not have each of the {ops} ops once")
         place = {op: number for number, op in enumerate(plan.order)}
-        for op, before in enumerate(dependencies(storages.trace)):
+        for op, before in enumerate(storages.preds):
             for other in before:
                 if place[other] > place[op]:
                     names = storages.trace.ops
@@ -185,7 +183,6 @@ def _races(
     """Compare the times of ops on several streams: values are read after they are there, memory is used again after its
     users, both by what each op touches, and not by the waits of the plan.
     """
-    preds = through_views(storages.trace, dependencies(storages.trace))
     names = [op.name for op in storages.trace.ops]
     ran_ns: dict[int, int] = {}
     used_ns: dict[int, int] = {}
@@ -207,7 +204,9 @@ def _races(
             made = storages.makes[instruction.op]
             made = made if kind == "run" else tuple(each for each in made if each in instruction.bring)
             name = names[instruction.op]
-            late = [before for before in preds[instruction.op] if tasks and ran_ns.get(before, 0) > begin]
+            late = [
+                before for before in storages.working_preds[instruction.op] if tasks and ran_ns.get(before, 0) > begin
+            ]
             if late:
                 yield f"op '{name}' starts before '{names[late[0]]}' has ended, whose result it needs"
             late = [each for each in needed(storages, instruction) if tasks and brought_ns.get(each, 0) > begin]

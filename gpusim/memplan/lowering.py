@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpusim.memplan.program import Program, needed, op_streams_of
+from gpusim.memplan.program import Instruction, Program, needed, op_streams_of
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.waits import Waits, waits_of
 from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
@@ -65,9 +65,7 @@ def lower_program(
     return LoweredProgram(program, plan, tuple(tasks_of))
 
 
-def _on_streams(
-    graph: OpGraph, storages: Storages, program: Program, copies: bool, memory: bool
-) -> LoweredProgram:
+def _on_streams(graph: OpGraph, storages: Storages, program: Program, copies: bool, memory: bool) -> LoweredProgram:
     """Return the engine plan of a program on several streams."""
     waits = waits_of(storages, program, copies=copies)
     lost_ns = lost_times_ns(graph, schedule_of(program))
@@ -83,9 +81,7 @@ def _on_streams(
         if queue < 0:
             tasks_of.append(())
         elif instruction.kind in ("out", "back"):
-            name, kind = ("offload", "d2h") if instruction.kind == "out" else ("prefetch", "h2d")
-            size = storages.bytes[instruction.storage]
-            tasks.append(Task(name=f"{name} {instruction.storage}", kind=kind, copy_bytes=size, queue=queue, deps=deps))
+            tasks.append(_copy(storages, instruction, queue, deps))
         else:
             for number, task in enumerate(graph.tasks[instruction.op]):
                 if instruction.kind == "run" and instruction.op in lost_ns:
@@ -105,6 +101,12 @@ def _on_streams(
         kept_bytes=sum(storages.bytes[storage] for storage in storages.initial),
     )
     return LoweredProgram(program, plan, tuple(tasks_of), waits)
+
+
+def _copy(storages: Storages, instruction: Instruction, queue: int, deps: tuple[int, ...]) -> Task:
+    size, out = storages.bytes[instruction.storage], instruction.kind == "out"
+    name = f"{'offload' if out else 'prefetch'} {instruction.storage}"
+    return Task(name=name, kind="d2h" if out else "h2d", copy_bytes=size, queue=queue, deps=deps)
 
 
 def schedule_of(program: Program) -> Schedule:

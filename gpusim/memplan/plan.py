@@ -60,7 +60,7 @@ class MemoryPlan:
     order: tuple[int, ...] = ()
     """Op indices in launch order; empty: as recorded."""
     op_streams: tuple[int, ...] = ()
-    """Stream of each op, by op index; empty: all on one. Recomputation runs on the stream of the op that it precedes."""
+    """Stream of each op, by op index; empty: all on one. Recomputation runs on the stream of the op after it."""
     policy: str = field(default="", compare=False)
     made_by: str = field(default="", compare=False)
     """Version of gpusim and hardware model."""

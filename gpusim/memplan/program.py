@@ -1,8 +1,8 @@
 """A memory plan as one list of instructions, in the order in which the host issues them.
 
 The allocator's simulation, the engines' plan, the checks and the replay on a GPU all follow this one list, so that they
-mean the same. Ops run on one stream, or on those of the plan (`gpusim.memplan.waits`); copies out and copies back have a
-stream each.
+mean the same. Ops run on one stream, or on those of the plan (`gpusim.memplan.waits`). Copies out and copies back have
+a stream each.
 
 | instruction | what it does |
 |---|---|

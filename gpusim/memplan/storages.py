@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -9,8 +10,8 @@ from typing import Final, Literal
 from gpusim.formats.trace import Op, Role, Trace
 from gpusim.memplan.again import draws, states_of
 from gpusim.notebook import ShortRepr
-from gpusim.plan.sync import kept_storages, storages_touched, works
-from gpusim.trace.dependencies import reads_writes_storages
+from gpusim.plan.sync import kept_storages, storages_touched, through_views, works
+from gpusim.trace.dependencies import dependencies, reads_writes_storages
 
 Category = Literal[
     "parameter", "gradient", "optimizer_state", "activation", "activation_gradient", "input", "buffer", "workspace"
@@ -130,6 +131,16 @@ class Storages(ShortRepr):
 
     def __len__(self) -> int:
         return len(self.bytes)
+
+    @cached_property
+    def preds(self) -> Sequence[Sequence[int]]:
+        """Ops that each op depends on."""
+        return dependencies(self.trace)
+
+    @cached_property
+    def working_preds(self) -> Sequence[tuple[int, ...]]:
+        """Ops with GPU work that each op depends on, also through views."""
+        return through_views(self.trace, self.preds)
 
     @cached_property
     def working(self) -> tuple[bool, ...]:

@@ -15,13 +15,12 @@ A wait that follows from earlier ones is left out (`gpusim.plan.sync.Clocks`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpusim.memplan.program import Instruction, Program, op_streams_of
 from gpusim.memplan.storages import Storages
-from gpusim.plan.sync import Clocks, through_views
-from gpusim.trace.dependencies import dependencies
+from gpusim.plan.sync import Clocks
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Waits:
 
 def waits_of(storages: Storages, program: Program, *, copies: bool = True) -> Waits:
     """Return the waits of a program that can run (`gpusim.memplan.checks`); without `copies`, as if there were none."""
-    preds = through_views(storages.trace, dependencies(storages.trace))
-    found = _Found(storages, preds, op_streams_of(program) + 2)
+    found = _Found(storages, op_streams_of(program) + 2)
     for place, instruction in enumerate(program):
         found.add(place, instruction, copies)
     return Waits(
@@ -66,7 +64,6 @@ class _Found:
     """Waits of the instructions so far."""
 
     storages: Storages
-    preds: Sequence[tuple[int, ...]]
     queues: int
     queue: list[int] = field(default_factory=list)
     before: list[tuple[int, ...]] = field(default_factory=list)
@@ -130,7 +127,7 @@ class _Found:
         if not storages.working[op]:
             self._skip()
             return
-        waits = {self.ran[before] for before in self.preds[op]}
+        waits = {self.ran[before] for before in self.storages.working_preds[op]}
         waits |= {self.brought[storage] for storage in storages.touched[op] if storage in self.brought}
         for storage in storages.writes[op]:
             waits |= self.readers.pop(storage, set())
@@ -153,7 +150,7 @@ class _Found:
             self._skip()
             return
         needs = storages.touched[op] - frozenset(storages.makes[op])
-        waits = {self.ran[before] for before in self.preds[op] if before in self.ran}
+        waits = {self.ran[before] for before in self.storages.working_preds[op] if before in self.ran}
         waits |= {self.brought[storage] for storage in needs if storage in self.brought}
         for storage in instruction.bring:
             waits |= self.readers.pop(storage, set())

@@ -197,9 +197,7 @@ class _Memory:
             if not self.remaining[storage] and storage in self.owner:
                 self.dead.setdefault(self.owner[storage], []).append(storage)
 
-    def release(
-        self, stream: int, clocks: Clocks, streams: Sequence[int], place_in: dict[int, int]
-    ) -> tuple[int, ...]:
+    def release(self, stream: int, clocks: Clocks, streams: Sequence[int], place_in: dict[int, int]) -> tuple[int, ...]:
         """Return the storages allocated on `stream` that its next op may release: all users are known to have ended."""
         free: list[int] = []
         wait: list[int] = []

@@ -46,6 +46,7 @@ def explored_document(explored: Explored) -> dict[str, Any]:
             "concurrency_ns": gain.concurrency_ns,
             "kernels_ns": gain.kernels_ns,
             "order_ns": gain.order_ns,
+            "memory_ns": gain.memory_ns,
         },
         "verdict": {
             "worth_it": explored.verdict.worth_it,
@@ -168,6 +169,7 @@ def _print_attribution(out: Console, explored: Explored) -> None:
         ("streams", gain.concurrency_ns),
         ("other kernels", gain.kernels_ns),
         ("order", gain.order_ns),
+        ("memory actions", gain.memory_ns),
     ):
         if saved_ns:
             time_ns -= saved_ns

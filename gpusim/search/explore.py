@@ -16,11 +16,13 @@ from gpusim.engine.base import Timeline
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import MemoryLimitError
+from gpusim.errors import MemoryLimitError, PlanError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
-from gpusim.memplan.within import other_way
+from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.lowering import schedule_of
+from gpusim.memplan.plan import MemoryPlan, write_memory_plan
 from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -28,6 +30,7 @@ from gpusim.plan.schedule import Schedule, check_streams, write_schedule
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
+from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
 from gpusim.search.variants import PartitionsTried, VariantsTried, tried_variants
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.units import counted, format_bytes, format_ns
@@ -38,6 +41,8 @@ from gpusim.version import __version__
 LARGE_STEP_OPS = 5_000
 #: Maximum share of the budget for compilation at a first start; the rest is for the search in any case.
 COMPILING_SHARE = 5 / 6
+#: Share of the budget for schedules with memory actions, if policies exceed the memory limit.
+MEMORY_SHARE = 0.4
 #: Predicted lead over every policy that a searched schedule needs to be recommended. A search also exploits errors of
 #: the model: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and were 0.2 %
 #: better, the worst 4 % slower (research/2026-11-23-fidelity.md). A trial on the GPU needs no such margin.
@@ -55,6 +60,8 @@ class Row(ShortRepr):
     """Speed-up over the sequential graph."""
     peak_bytes: int
     schedule: Schedule
+    plan: MemoryPlan | None = None
+    """Memory actions of the schedule, with its streams and order; None if it has none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +78,8 @@ class Attribution(ShortRepr):
     """Time saved by other kernels; 0 if the best schedule runs the captured ones."""
     order_ns: int
     """Time saved by a better order and placement on as many streams."""
+    memory_ns: int = 0
+    """Time saved by memory actions, negative as they cost time; 0 if the best schedule has none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,6 +108,9 @@ class Explored:
     @cached_property
     def timeline(self) -> Timeline:
         """Timeline of the recommended schedule, recorded by the reference engine on first use."""
+        if self.best.plan is not None:
+            evaluator = MemoryEvaluator(self.graph, ReferenceEngine())
+            return evaluator.time(evaluator.program(self.best.plan), memory=True)
         return ReferenceEngine().run(lower(self.graph, self.schedule), self.graph.hardware)
 
     @property
@@ -115,6 +127,11 @@ class Explored:
     def schedule(self) -> Schedule:
         """Recommended schedule."""
         return self.best.schedule
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """Recommended schedule with its memory actions; None if it has none."""
+        return self.best.plan
 
     def best_of(self, policy: str) -> Row:
         """Return the fastest row of a policy."""
@@ -143,13 +160,19 @@ class Explored:
 
     def with_best(self, row: Row) -> Explored:
         """Return the same exploration with another row as the best, as found by a trial on the GPU."""
-        concluded = _conclude(self.graph, row, self.sequential_ns, bounds(self.graph))
+        concluded = _conclude(self.graph, row, self.sequential_ns, bounds(self.graph), self.memory_limit_bytes)
         return dataclasses.replace(
             self, best=row, bounds=concluded.bounds, attribution=concluded.attribution, verdict=concluded.verdict
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the recommended schedule as a file for `gpusim.replay` and `gpusim.simulate`. Raises `OutputError`."""
+        """Write the recommended schedule as a file for `gpusim.replay` and `gpusim.simulate`. Raises `OutputError`.
+
+        A schedule with memory actions is written as a memory plan.
+        """
+        if self.best.plan is not None:
+            write_memory_plan(self.best.plan, self.trace, Path(path))
+            return
         write_schedule(self.schedule, self.trace, Path(path))
 
     def __repr__(self) -> str:
@@ -188,12 +211,13 @@ def explore(
     machine. Otherwise compilation at a first start counts as search, up to `COMPILING_SHARE` of the budget. Slow
     policies run only if named in `also`, in addition to the budget. `policies` names the only ones to run besides the
     sequential one, slow or not. If the trace has variants, schedules with them are searched as well, and with `splits`,
-    schedules on these SM partitions. Schedules above `memory_limit_bytes` are not recommended. `on_row` gets each row
-    when it is found.
+    schedules on these SM partitions. Schedules above `memory_limit_bytes` are not recommended; if policies exceed it,
+    schedules with memory actions are searched for `MEMORY_SHARE` of the budget. `on_row` gets each row when it is
+    found.
 
     For a step with more than `LARGE_STEP_OPS` ops, slower policies and the search are left out.
-    Raises `OptionError` for a stream count out of range, or if no schedule keeps the memory limit; the error names a
-    memory plan that does.
+    Raises `OptionError` for a stream count out of range, or if no schedule keeps the memory limit, also with memory
+    actions.
     """
     check_streams(streams)
     if needs_compiling():
@@ -229,6 +253,12 @@ def explore(
         report(f"policy {policy}", 0.0, min((row.makespan_ns for row in rows), default=sequential_ns))
         for count in make.stream_counts((streams,) if large else stream_counts(streams)):
             add(policy, count, make(graph, count))
+    limited = memory_limit_bytes is not None and any(row.peak_bytes > memory_limit_bytes for row in rows)
+    share = MEMORY_SHARE if limited else 0.0
+    whole_s, whole_evaluations = budget_s, evaluations
+    if limited:
+        budget_s *= 1 - share
+        evaluations = None if evaluations is None else max(1, round((1 - share) * evaluations))
     if large:
         left_out.append(SEARCH)
         searched = NOTHING_FOUND
@@ -240,14 +270,29 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
-    best = choose(
-        _within(graph, rows, memory_limit_bytes),
-        graph.hardware,
-        sequential_ns,
-        graph.may_lose_cache,
-        graph.small_products,
-    )
-    concluded = _conclude(graph, best, sequential_ns, bound)
+    problem, simulated = "", searched.evaluations
+    if limited:
+        assert memory_limit_bytes is not None
+        fastest = sorted((row for row in rows if not row.schedule.has_variants), key=lambda row: row.makespan_ns)
+        try:
+            found, tried = search_memory_actions(
+                graph,
+                [row.schedule for row in fastest],
+                memory_limit_bytes,
+                streams,
+                budget_s=share * whole_s,
+                seed=seed,
+                evaluations=None if whole_evaluations is None else max(1, round(share * whole_evaluations)),
+                progress=lambda done, best_ns: report(MEMORY_ACTIONS, done, round(best_ns)),
+            )
+        except PlanError as cause:
+            problem = str(cause)
+        else:
+            simulated += tried
+            rows.append(_with_actions(found, sequential_ns, made_by))
+            on_row(rows[-1])
+    best = _choose_within(graph, rows, memory_limit_bytes, sequential_ns, problem)
+    concluded = _conclude(graph, best, sequential_ns, bound, memory_limit_bytes)
     return Explored(
         graph=graph,
         rows=tuple(rows),
@@ -256,7 +301,7 @@ def explore(
         bounds=concluded.bounds,
         attribution=concluded.attribution,
         verdict=concluded.verdict,
-        evaluations=searched.evaluations,
+        evaluations=simulated,
         interrupted=searched.interrupted,
         seed=seed,
         variants=None if searched.variants is None else tried_variants(evaluator, searched.plain, searched.variants),
@@ -283,16 +328,20 @@ class _Conclusion:
     verdict: Verdict
 
 
-def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _Conclusion:
+def _conclude(
+    graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds, memory_limit_bytes: int | None
+) -> _Conclusion:
     """Return attribution and verdict for the best row; `bound` holds for the captured kernels."""
     trace, hardware, schedule = graph.trace, graph.hardware, best.schedule
     if schedule.variants:
         bound = bounds(graph.choosing(schedule.variants))
     if schedule.partitions:  # each has its own oldest kernel, unknown to that bound
         bound = dataclasses.replace(bound, contention_ns=0)
-    program_ns = min(_recorded_order_ns(graph, best.streams), sequential_ns)
-    chosen_ns = _recorded_order_ns(graph.choosing(schedule.variants), best.streams) if schedule.variants else None
+    streams = schedule.stream_count if best.plan else best.streams
+    program_ns = min(_recorded_order_ns(graph, streams), sequential_ns)
+    chosen_ns = _recorded_order_ns(graph.choosing(schedule.variants), streams) if schedule.variants else None
     kernels_ns = 0 if chosen_ns is None else program_ns - chosen_ns
+    plain_ns = Evaluator(graph).makespan_ns(schedule) if best.plan else best.makespan_ns
     truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
     return _Conclusion(
         bounds=bound,
@@ -301,7 +350,8 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
             launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
             concurrency_ns=sequential_ns - program_ns,
             kernels_ns=kernels_ns,
-            order_ns=program_ns - kernels_ns - best.makespan_ns,
+            order_ns=program_ns - kernels_ns - plain_ns,
+            memory_ns=plain_ns - best.makespan_ns,
         ),
         verdict=verdict(
             hardware,
@@ -312,11 +362,48 @@ def _conclude(graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds) -> _
             bound,
             graph.may_lose_cache,
             schedule.has_variants,
-            verdict_rows(graph, schedule, sequential_ns, best.makespan_ns, truth.eager.median_ns if truth else None),
+            verdict_rows(
+                graph,
+                schedule,
+                sequential_ns,
+                best.makespan_ns,
+                truth.eager.median_ns if truth else None,
+                best.streams if best.plan else None,
+            ),
             estimated=bool(trace.provenance.estimated),
             small_products=graph.small_products,
+            within_bytes=memory_limit_bytes if best.plan else None,
         ),
     )
+
+
+def _with_actions(found: Outcome, sequential_ns: int, made_by: str) -> Row:
+    """Return the row of a schedule with memory actions."""
+    plan = found.plan.made(MEMORY_ACTIONS, made_by, found.step_ns, found.peak_bytes)
+    schedule = schedule_of(found.program).made(MEMORY_ACTIONS, made_by, found.step_ns)
+    speedup = sequential_ns / found.step_ns
+    return Row(MEMORY_ACTIONS, plan.streams, found.step_ns, speedup, found.peak_bytes, schedule, plan)
+
+
+def _choose_within(
+    graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None, sequential_ns: int, problem: str
+) -> Row:
+    """Return the row to recommend within the limit: with memory actions if no other keeps it, or by a clear lead.
+
+    Raises `MemoryLimitError` if no row keeps it; `problem` says why no memory actions do.
+    """
+    kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
+    if not kept:
+        limit = memory_limit_bytes or 0
+        least = format_bytes(min(row.peak_bytes for row in rows))
+        first = f"memory limit {format_bytes(limit)}: the least that any schedule found needs is {least}"
+        raise MemoryLimitError("; ".join(filter(None, (first, problem))))
+    plain, acting = [row for row in kept if row.plan is None], [row for row in kept if row.plan is not None]
+    if not plain:
+        return acting[0]
+    best = choose(plain, graph.hardware, sequential_ns, graph.may_lose_cache, graph.small_products)
+    ahead = [row for row in acting if row.makespan_ns < best.makespan_ns * (1 - SEARCH_MARGIN)]
+    return ahead[0] if ahead else best
 
 
 def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
@@ -346,14 +433,3 @@ def choose(
     if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) * late > sequential_ns:
         return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest
-
-
-def _within(graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None) -> list[Row]:
-    """Return the rows within the limit. Raises `MemoryLimitError` if there are none, with what a memory plan can do."""
-    kept = [row for row in rows if memory_limit_bytes is None or row.peak_bytes <= memory_limit_bytes]
-    if not kept:
-        limit = memory_limit_bytes or 0
-        least = format_bytes(min(row.peak_bytes for row in rows))
-        problem = f"memory limit {format_bytes(limit)}: the least that any schedule found needs is {least}"
-        raise MemoryLimitError("; ".join(filter(None, (problem, other_way(graph, limit)))))
-    return kept

@@ -30,12 +30,12 @@ class Trial:
 def contenders(explored: Explored, count: int | None = None) -> list[Row]:
     """Return the best rows of each policy, and of each search and stream count; at most `count`, best prediction first.
 
-    Makespans are distinct, and rows keep the memory limit, if any. If there are more than `count`, policies and each
-    search get equal numbers, since predictions of one kind have similar errors.
+    Makespans are distinct, rows keep the memory limit, if any, and none has memory actions. If there are more than
+    `count`, policies and each search get equal numbers, since predictions of one kind have similar errors.
     """
     rows: list[Row] = []
     alike: dict[tuple[str, int], list[Row]] = {}
-    for row in sorted(explored.allowed, key=_rank):
+    for row in sorted((row for row in explored.allowed if row.plan is None), key=_rank):
         alike.setdefault((row.policy, row.streams if row.policy in SEARCHED else 0), []).append(row)
     for (policy, _), group in alike.items():
         rows += group[: _OF_A_SEARCH if policy in SEARCHED else 1]

@@ -15,7 +15,7 @@ from gpusim.plan.graph import COMPILED_FROM_OPS, OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.search.eager import predict_eager
-from gpusim.units import counted, format_ns
+from gpusim.units import counted, format_bytes, format_ns
 
 LIMITS_HINT = "; `gpusim limits` says what is between"
 
@@ -50,12 +50,18 @@ class VerdictRow(ShortRepr):
 
 
 def verdict_rows(
-    graph: OpGraph, schedule: Schedule, sequential_ns: int, best_ns: int, eager_ns: int | None
+    graph: OpGraph,
+    schedule: Schedule,
+    sequential_ns: int,
+    best_ns: int,
+    eager_ns: int | None,
+    planned_streams: int | None = None,
 ) -> tuple[VerdictRow, ...]:
     """Return the ways to run a step, from eager to the recommended `schedule` in a CUDA graph, which takes `best_ns`.
 
     `eager_ns` is the measured eager step; None predicts it if the trace has host times. With host times, a schedule on
     several streams is also predicted as launched from Python, in the engine's stream mode. Times are in ns.
+    `planned_streams` are those of a schedule with memory actions, copies included, which runs only in a graph.
     """
     # The compiled engine would have to compile its stream mode, which takes longer for small steps.
     engine = None if len(graph) >= COMPILED_FROM_OPS else ReferenceEngine()
@@ -69,9 +75,11 @@ def verdict_rows(
 
     rows = [] if eager_ns is None else [row("eager", eager_ns, 1, "", measured)]
     rows.append(row("graph", sequential_ns, 1, "torch.cuda.graph, needs no gpusim"))
-    if streams > 1 or schedule.has_variants:
+    if planned_streams is not None:
+        rows.append(row("streams", best_ns, planned_streams, "recommended"))
+    elif streams > 1 or schedule.has_variants:
         rows.append(row("streams", best_ns, streams, "recommended"))
-    if streams > 1 and not schedule.partitions and eager_ns is not None:
+    if streams > 1 and not schedule.partitions and planned_streams is None and eager_ns is not None:
         if engine is None:
             without_ns = Evaluator(graph).makespan_ns(schedule, "stream")
         else:
@@ -140,8 +148,12 @@ def verdict(
     rows: tuple[VerdictRow, ...] = (),
     estimated: bool = False,
     small_products: float = 0.0,
+    within_bytes: int | None = None,
 ) -> Verdict:
-    """Return the verdict on the best schedule found; `estimated` is True if no GPU has run the kernels."""
+    """Return the verdict on the best schedule found; `estimated` is True if no GPU has run the kernels.
+
+    `within_bytes` is the memory limit that it keeps by memory actions, if it has some.
+    """
     speedup = sequential_ns / best_ns
     spread = hardware.uncertainty.schedule_frac if streams > 1 else 0.0
     if estimated and streams > 1:
@@ -167,7 +179,12 @@ def verdict(
     if estimated:
         source = f" The kernels are estimated: capture the step on its GPU before you rely on this.{source}"
     room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
-    if worth_it:
+    if within_bytes is not None:
+        text = (
+            f"Within {format_bytes(within_bytes)} by memory actions: {speedup:.2f}x ({low:.2f} to {high:.2f}) of the "
+            f"sequential CUDA graph that keeps all, on {streams} streams, those of copies included. {room}{source}"
+        )
+    elif worth_it:
         text = (
             f"Worth it: {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph with {streams} streams "
             f"({best_policy}). {room}{source}"

@@ -15,7 +15,6 @@ import pytest
 
 from gpusim.cli import main
 from gpusim.trace.store import write_trace
-from gpusim.units import format_ns
 from tests.search.test_refine import hungry
 from tests.support.memory_steps import SIZE, chain_step
 
@@ -178,26 +177,28 @@ def test_snapshot_that_would_run_something_is_refused_before_anything_is_written
     assert "nothing.pickle: cannot be read" in refused(run("memory", trace, "--measured", tmp_path / "nothing.pickle"))
 
 
-def test_explore_within_a_limit_that_no_schedule_keeps_names_the_memory_plan_that_does(
+def test_explore_within_a_limit_that_no_schedule_keeps_writes_a_memory_plan(
     run: Run, trace: Path, tmp_path: Path
 ) -> None:
-    schedule = tmp_path / "schedule.json"
-    explore = ("explore", trace, "--budget", "0.05", "-o", schedule)
+    """The plan keeps the limit; where nothing does, one line says how much is needed, and nothing is written."""
+    plan = tmp_path / "plan.json"
+    explore = ("explore", trace, "--budget", "0.05", "-o", plan)
     rows = json.loads(run(*explore, "--json").out)["results"]
-    schedule.unlink()
+    plan.unlink()
     limit = min(row["peak_bytes"] for row in rows) // MIB - 2 * SIZE // MIB
-    line = refused(run(*explore, "--memory", f"{limit}MiB"))
-    assert re.match(rf"gpusim: memory limit {limit} MiB: the least that any schedule found needs is \d+ MiB; ", line)
-    found = re.search(r"a memory plan on one stream does \(least_time: ([\d.]+ \w+), \+[\d.]+%, peak (\d+) MiB\)", line)
-    assert found is not None, line
-    assert not schedule.exists()
-    planned = json.loads(run("memory", trace, "--policy", "least_time", "--budget", f"{limit}MiB", "--json").out)[
-        "best"
-    ]
-    assert planned["policy"] == "least_time"
-    assert found[1] == format_ns(planned["step_ns"])
-    assert int(found[2]) <= limit
-    assert "the smallest budget that works for a plan found here is" in refused(run(*explore, "--memory", "1MiB"))
+    best = json.loads(run(*explore, "--memory", f"{limit}MiB", "--json").out)["best"]
+    assert best["policy"] == "memory_actions"
+    assert best["peak_bytes"] <= limit * MIB
+    document = json.loads(plan.read_text())
+    assert document["schema"] == "gpusim-memory-plan/1"
+    assert document["predicted_ns"] == best["makespan_ns"]
+    plan.unlink()
+    line = refused(run(*explore, "--memory", "1MiB"))
+    assert re.match(
+        r"gpusim: memory limit 1 MiB: the least that any schedule found needs is \d+ MiB; no plan keeps", line
+    )
+    assert "the smallest budget that works for a plan found here is" in line
+    assert not plan.exists()
 
 
 def test_explore_says_which_rows_do_not_keep_the_limit(run: Run, tmp_path: Path) -> None:

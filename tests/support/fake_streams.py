@@ -103,6 +103,10 @@ class Races(TorchDispatchMode):
         return storage.data_ptr() if storage.nbytes() else id(storage)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.set_, torch.ops.aten.empty):  # memory, and no work on the GPU
+            made = func(*args, **(kwargs or {}))
+            self._key(made)
+            return made
         given = [(argument, value) for argument, value in zip(func._schema.arguments, args, strict=False)]
         given += [(a, (kwargs or {})[a.name]) for a in func._schema.arguments if a.name in (kwargs or {})]
         reads, writes = set(), set()

@@ -98,6 +98,7 @@ def candidates(
     """
     hardware, _ = executor.hardware()
     graph = OpGraph.build(trace, hardware)
+    plan: MemoryPlan | None = None
     say("searching")
     try:
         explored = explore(
@@ -107,11 +108,11 @@ def candidates(
             seed=wanted.seed,
             memory_limit_bytes=wanted.memory_limit_bytes,
         )
-        schedules = list(_schedules(explored))
+        schedules, plan = list(_schedules(explored)), explored.memory_plan
     except MemoryLimitError:  # a memory plan may keep it
         alone = Schedule.in_recorded_order(len(trace.ops))
         schedules = [alone.made("sequential", "gpusim.optimize", Evaluator(graph).makespan_ns(alone))]
-    return tried(captured, graph, executor, schedules, wanted.memory_limit_bytes, say)
+    return tried(captured, graph, executor, schedules, wanted.memory_limit_bytes, say, plan)
 
 
 def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
@@ -137,11 +138,12 @@ def tried(
     schedules: list[Schedule],
     memory_limit_bytes: int | None,
     say: Say,
+    plan: MemoryPlan | None = None,
 ) -> tuple[list[Candidate], Candidate]:
     """Return schedules, prepared and timed in turns, fastest first; and the first given one, which is sequential.
 
-    Schedules over the memory limit are left out; where all are, a memory plan replaces them. Raises `OptionError` where
-    none keeps the limit either.
+    Schedules over the memory limit are left out; where all are, a memory plan replaces them: `plan`, if given. Raises
+    `OptionError` where none keeps the limit either.
     """
     unique = list(dict.fromkeys(schedules))
     say(f"trying {len(unique)} schedules")
@@ -158,7 +160,7 @@ def tried(
     kept = [c for c in timed.values() if memory_limit_bytes is None or c.ready.peak_bytes <= memory_limit_bytes]
     if not kept:
         assert memory_limit_bytes is not None
-        return [_planned(captured, graph, executor, timed, memory_limit_bytes, say)], sequential
+        return [_planned(captured, graph, executor, timed, memory_limit_bytes, say, plan)], sequential
     ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
     best = [
         _best_recording(captured, graph.trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]
@@ -173,13 +175,14 @@ def _planned(
     timed: Mapping[str, Candidate],
     limit_bytes: int,
     say: Say,
+    plan: MemoryPlan | None,
 ) -> Candidate:
     """Return a memory plan that keeps a limit which no schedule of `timed` does. Raises `OptionError` where none
     does.
     """
     say("planning its memory")
     try:
-        planned, problem = within_limit(captured, graph, limit_bytes, executor.device, say)
+        planned, problem = within_limit(captured, graph, limit_bytes, executor.device, say, plan)
     except PlanError as cause:  # a step without tensors that a plan could move
         planned, problem = None, str(cause)
     if planned is None:

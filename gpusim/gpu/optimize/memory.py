@@ -1,7 +1,7 @@
 """A step that runs a memory plan on the user's own tensors, where no schedule keeps a memory limit.
 
-The plan is that of our own policy. As a CUDA graph it has a stream for ops and one for each direction of its copies; on
-the CPU its instructions run in sequence.
+The plan is a searched one, or that of our own policy. As a CUDA graph it has the plan's streams for ops and one for
+each direction of its copies; on the CPU its instructions run in sequence.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpusim.gpu.replay.memory_replay import ProgramRecorder, RecordedProgram, wi
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, ProgramRunner
 from gpusim.memplan.compare import LEAST_TIME, compare_policies
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import needed
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
@@ -121,16 +122,27 @@ def prepare_memory(
 
 
 def within_limit(
-    captured: Captured, graph: OpGraph, limit_bytes: int, device: torch.device, say: Say
+    captured: Captured,
+    graph: OpGraph,
+    limit_bytes: int,
+    device: torch.device,
+    say: Say,
+    searched: MemoryPlan | None = None,
 ) -> tuple[Planned | None, str]:
-    """Return the plan of our own policy that keeps a limit, ready to run; else None, and why none does.
+    """Return a plan that keeps a limit, ready to run; else None, and why none does.
 
-    It may change the user's tensors.
+    It is the `searched` one, on several streams, unless that takes more than predicted; then that of our own policy. It
+    may change the user's tensors.
     """
     if captured.frontend != "aten":
         return None, "memory plans run ATen's kernels"
     evaluator = MemoryEvaluator(graph)
     budget_bytes, taken_bytes = limit_bytes, 0
+    if searched is not None and searched.op_streams:
+        planned = prepare_memory(captured, evaluator, evaluator.evaluate(searched), device, say)
+        if planned.ready.peak_bytes <= limit_bytes:
+            return planned, ""
+        say(f"the searched memory plan takes {format_bytes(planned.ready.peak_bytes)}")
     for _ in range(ATTEMPTS):
         comparison = compare_policies(graph, policies=[LEAST_TIME], budget_bytes=budget_bytes)
         best = comparison.best

@@ -21,13 +21,15 @@ from gpusim.gpu.replay.compare import check_same_kernels, compare
 from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.execute import InitialState, make_initial, results_of
 from gpusim.gpu.replay.memory_run import CudaLanes, HostBuffers, MemoryRunner, ProgramRunner
+from gpusim.gpu.replay.memory_streams import StreamLanes, run_on_streams
 from gpusim.gpu.replay.rounding import rounding_noise
 from gpusim.gpu.replay.sensitivity import make_sensitive
 from gpusim.gpu.replay.timing import RECORDINGS, ROUNDS, Recorder, time_typical
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan
-from gpusim.memplan.program import Program, needed
+from gpusim.memplan.program import Program, needed, op_streams_of
+from gpusim.memplan.waits import waits_of
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.sync import program_order_releases
 from gpusim.trace.store import structure_hash
@@ -71,15 +73,21 @@ class ProgramRecorder:
         self.runner = runner
         self.initial_bytes = initial_bytes
         self.lanes = CudaLanes()
+        self.streams = StreamLanes(self.lanes.ops)
         self.programs = ProgramRunner(runner, HostBuffers(pinned=True), self.lanes)
 
     def record(self, program: Program, warm: bool = False) -> RecordedProgram:
         """Record a program whose host buffers are there. `warm` runs it once before, eagerly: libraries set up."""
-        needs = [needed(self.storages, instruction) for instruction in program]
+        if op_streams_of(program) > 1:
+            waits = waits_of(self.storages, program)
+            run = partial(run_on_streams, program, waits, self.runner, self.programs.buffers, self.streams)
+        else:
+            needs = [needed(self.storages, instruction) for instruction in program]
+            run = partial(self.programs.run, program, needs)
         torch.cuda.synchronize()
         if warm:
             with torch.cuda.stream(self.lanes.ops):
-                self.programs.run(program, needs)
+                run()
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
         gc.collect()
@@ -87,13 +95,15 @@ class ProgramRecorder:
             torch.cuda.empty_cache()
             before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
             torch.cuda.reset_peak_memory_stats()
-            self.lanes.events = 0
+            self.lanes.events = self.streams.events = 0
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.lanes.ops, capture_error_mode="thread_local"):
-                self.programs.run(program, needs)
+                run()
         peak = torch.cuda.max_memory_allocated() - before + self.initial_bytes
         reserved = torch.cuda.max_memory_reserved() - reserved + self.initial_bytes
-        recorded = RecordedProgram(graph, list(self.runner.tensors), peak, reserved, self.lanes.events)
+        recorded = RecordedProgram(
+            graph, list(self.runner.tensors), peak, reserved, self.lanes.events + self.streams.events
+        )
         self.runner.drop_temporaries()
         return recorded
 

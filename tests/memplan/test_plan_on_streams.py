@@ -1,0 +1,172 @@
+"""Memory plans whose ops run on several streams: waits by hand, engines equal, missing waits found, the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpusim.engine.base import engine_by_name
+from gpusim.errors import PlanError, ScheduleError
+from gpusim.memplan.checks import check_timeline
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.lowering import lower_program
+from gpusim.memplan.memory import memory_of
+from gpusim.memplan.plan import MemoryPlan, Offload, Redo, read_memory_plan, write_memory_plan
+from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.least_time import LeastTime
+from gpusim.memplan.program import program_of
+from gpusim.memplan.waits import waits_of
+from gpusim.search.explore import explore
+from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
+from gpusim.step import load
+from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, storages_of
+
+GOOGLENET = "googlenet-train-b8"
+
+
+def moving(streams: tuple[int, ...] = ()) -> MemoryPlan:
+    """a1 of the chain moves to the host after f2, and comes back before b3."""
+    trace = chain_step()
+    move = Offload(storage_of(trace, "a1"), *(op_of(trace, name) for name in ("f2", "f3", "b3")))
+    return MemoryPlan(offloads=(move,), op_streams=streams)
+
+
+def test_waits_of_a_chain_on_two_streams_by_hand() -> None:
+    """f3 alone is on stream 1; a1 goes out after its users f1 and f2, and its memory is stream 0's again after that.
+
+    Places: f0 f1 f2 out free f3 loss back b3 ...; a1 is needed by b2, which is the first op to wait for its copy back.
+    """
+    trace = chain_step()
+    streams = tuple(int(op.name == "f3") for op in trace.ops)
+    storages = storages_of(trace)
+    program = program_of(storages, moving(streams))
+    waits = waits_of(storages, program)
+    place = {trace.ops[i.op].name if i.op >= 0 else i.kind: n for n, i in enumerate(program) if i.kind != "free"}
+    assert waits.queues == 4
+    assert [waits.queue[place[name]] for name in ("f2", "f3", "out", "back")] == [0, 1, 2, 3]
+    assert waits.before[place["out"]] == (place["f2"],)
+    assert waits.before[place["f3"]] == (place["f2"],)
+    # loss needs f3's result; it is the next on stream 0, whose memory the copy out has left.
+    assert waits.before[place["loss"]] == (place["f3"], place["out"])
+    assert waits.before[place["back"]] == (place["loss"],)
+    assert waits.before[place["b3"]] == ()
+    assert waits.before[place["b2"]] == (place["back"],)
+
+
+def test_one_stream_for_all_ops_is_the_plan_without_streams() -> None:
+    evaluator = MemoryEvaluator(graph_of(chain_step(), d2h=1.0, h2d=1.0))
+    one = evaluator.evaluate(moving())
+    same = evaluator.evaluate(moving((0,) * len(evaluator.graph)))
+    assert (one.step_ns, one.peak_bytes, one.program) == (same.step_ns, same.peak_bytes, same.program)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_engines_are_equal_and_memory_is_that_of_the_launch_order(seed: int) -> None:
+    """Random streams for the ops of plans that move and recompute; both checks of a timeline pass."""
+    trace = chain_step(6)
+    graph = graph_of(trace, d2h=8.0, h2d=8.0)
+    evaluators = [MemoryEvaluator(graph, engine) for engine in ("fast", "reference")]
+    setting = Setting(graph, evaluators[0].storages)
+    dice = random.Random(seed)
+    one = LeastTime(setting, evaluators[0]).plan_for(round(setting.keep_all_bytes * 0.7))
+    plan = dataclasses.replace(one, op_streams=tuple(dice.randrange(3) for _ in trace.ops))
+    fast, slow = (each.evaluate(plan) for each in evaluators)
+    assert (fast.step_ns, fast.live_bytes) == (slow.step_ns, slow.live_bytes)
+    storages = evaluators[0].storages
+    assert fast.use.peak.allocated_bytes == memory_of(storages, program_of(storages, one)).peak.allocated_bytes
+
+
+def test_a_timeline_without_a_wait_is_refused() -> None:
+    """Each wait of the plan is left out in turn: the check sees it by the times alone, or nothing ran too early."""
+    graph = load(GOOGLENET).graph
+    evaluator = MemoryEvaluator(graph)
+    storages = evaluator.storages
+    setting = Setting(graph, storages)
+    plan = LeastTime(setting, evaluator).plan_for(setting.keep_all_bytes // 2)
+    dice = random.Random(0)
+    plan = dataclasses.replace(plan, op_streams=tuple(dice.randrange(4) for _ in range(len(graph))))
+    lowered = lower_program(graph, storages, evaluator.program(plan))
+    engine, refused = engine_by_name("fast"), 0
+    waiting = [number for number, task in enumerate(lowered.plan.tasks) if task.deps]
+    for number in waiting[:: len(waiting) // 20]:
+        tasks = list(lowered.plan.tasks)
+        tasks[number] = msgspec.structs.replace(tasks[number], deps=())
+        without = dataclasses.replace(lowered, plan=dataclasses.replace(lowered.plan, tasks=tuple(tasks)))
+        timeline = engine.run(without.plan, graph.hardware)
+        try:
+            check_timeline(without, timeline.start_ns, timeline.end_ns, storages)
+        except PlanError:
+            refused += 1
+    assert refused >= 10
+
+
+def test_plan_file_has_the_streams(tmp_path: Path) -> None:
+    trace = chain_step()
+    plan = moving(tuple(number % 2 for number in range(len(trace.ops))))
+    write_memory_plan(plan, trace, tmp_path / "plan.json")
+    assert read_memory_plan(tmp_path / "plan.json", trace) == plan
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "bad.json").write_text(text.replace('"op_streams": [', '"op_streams": [500,'))
+    with pytest.raises(ScheduleError, match="op_streams"):
+        read_memory_plan(tmp_path / "bad.json", trace)
+
+
+def test_streams_for_another_number_of_ops_are_refused() -> None:
+    evaluator = MemoryEvaluator(graph_of(chain_step()))
+    with pytest.raises(PlanError, match="has streams for 2 ops, of 9"):
+        evaluator.evaluate(moving((0, 1)))
+
+
+def test_recomputation_runs_on_the_stream_of_the_op_that_needs_it() -> None:
+    """And the copy of its value is not there before it has ended."""
+    trace = chain_step()
+    storages = storages_of(trace)
+    redo = Redo(op_of(trace, "b2"), (op_of(trace, "f1"),), (storage_of(trace, "a1"),))
+    streams = tuple(int(op.name == "b2") for op in trace.ops)
+    program = program_of(storages, MemoryPlan(redos=(redo,), op_streams=streams))
+    (again,) = [place for place, each in enumerate(program) if each.kind == "again"]
+    assert program[again].stream == 1
+    waits = waits_of(storages, program)
+    assert waits.queue[again] == 1
+    MemoryEvaluator(graph_of(trace)).evaluate(MemoryPlan(redos=(redo,), op_streams=streams))
+
+
+def test_search_keeps_the_limit_and_is_faster_than_one_stream() -> None:
+    """GoogLeNet has branches: half the memory, and less time than our policy on one stream; the same by each engine."""
+    graph = load(GOOGLENET).graph
+    evaluator = MemoryEvaluator(graph)
+    setting = Setting(graph, evaluator.storages)
+    limit = setting.keep_all_bytes * 6 // 10
+    found, tried = search_memory_actions(graph, (), limit, 4, budget_s=60, seed=0, evaluations=8)
+    assert tried == 8
+    assert found.peak_bytes <= limit
+    one = evaluator.evaluate(LeastTime(setting, evaluator).plan_for(limit))
+    assert found.step_ns < one.step_ns
+    slow = MemoryEvaluator(graph, "reference").evaluate(found.plan)
+    assert (slow.step_ns, slow.peak_bytes) == (found.step_ns, found.peak_bytes)
+
+
+def test_explore_within_a_limit_recommends_memory_actions() -> None:
+    """Where no schedule keeps the limit as it is; parts of the gain add up, and the time is the file's."""
+    graph = graph_of(chain_step(6, dur_ns=100_000), d2h=8.0, h2d=8.0)
+    free = explore(graph, streams=2, evaluations=20)
+    limit = min(row.peak_bytes for row in free.rows) - SIZE
+    found = explore(graph, streams=2, evaluations=20, memory_limit_bytes=limit)
+    assert found.best.policy == MEMORY_ACTIONS
+    assert found.memory_plan is not None
+    assert found.best.peak_bytes <= limit
+    gain = found.attribution
+    total = gain.concurrency_ns + gain.kernels_ns + gain.order_ns + gain.memory_ns
+    assert total == found.sequential_ns - found.best.makespan_ns
+    assert found.timeline.makespan_ns == found.best.makespan_ns
+    assert MemoryEvaluator(graph).evaluate(found.memory_plan).step_ns == found.best.makespan_ns
+
+
+def test_explore_has_no_memory_actions_where_every_schedule_keeps_the_limit() -> None:
+    graph = graph_of(chain_step(6))
+    found = explore(graph, streams=2, evaluations=20, memory_limit_bytes=1 << 40)
+    assert MEMORY_ACTIONS not in {row.policy for row in found.rows}
