@@ -1,9 +1,9 @@
 """DistributedDataParallel simulated against measured times: python validate/layerwise/ddp.py [TRACES] [-o FILE].
 
 The measured times are eager forward and backward passes of torchvision's networks on one, two and four H200s. No number
-here was fitted to those of two and four. With a folder of captured traces (`alexnet-train-b32.json.gz` ..., made on
-one GPU by `validate/layerwise/capture.sh`), layers take their captured kernels. Without, they share the measured time
-of one GPU by a roofline.
+here was fitted to those of two and four. With a folder of traces (`alexnet-train-b32.json.gz` ..., from `gpusim capture
+torchvision:alexnet --mode train --batch 32` on one GPU), layers take their captured kernels. Without, they share the
+measured time of one GPU by a roofline.
 """
 
 from __future__ import annotations
