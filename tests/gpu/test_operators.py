@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from gpusim.errors import CaptureError, OperatorError, ReplayError
 from gpusim.formats.arguments import problem_with
-from gpusim.formats.trace import Op
+from gpusim.formats.trace import Op, Storage
 from gpusim.gpu.replay import execute
 from gpusim.gpu.replay.allowlist import allowed_operators, base_name, check_operators
 from gpusim.gpu.replay.encode import decode, encode
 from gpusim.gpu.replay.execute import Runner
 from gpusim.gpu.replay.operators import UNDECLARED_WRITES, describe, is_random, resolve, written_arguments
-from gpusim.gpu.replay.tensors import copy_sharing, flat_results
+from gpusim.gpu.replay.tensors import copy_sharing, flat_results, placed_results
 from tests.support.helpers import chain_trace
 from tests.support.networks import CPU, NETWORKS, on_cpu
 
@@ -238,6 +239,59 @@ def attention(outputs: tuple[int | None, ...]) -> Op:
 def test_only_attention_may_leave_out_results_that_nobody_uses(node: Op, may: bool) -> None:
     """At inference it returns no logsumexp, which shifts the positions of all later results."""
     assert execute._uses_fixed_results_only(node) is may
+
+
+A, B, C = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
+CUDNN = "aten._scaled_dot_product_cudnn_attention.default"
+
+
+@pytest.mark.parametrize(
+    ("target", "result", "count", "wanted"),
+    [
+        ("x.y.default", (A, None, B), 3, [A, None, B]),  # as recorded without memory: None holds its place
+        ("x.y.default", (A, None, B), 2, [A, B]),  # as recorded on real tensors: absent results are omitted
+        ("x.y.default", (A, [B, None], 3), 4, [A, B, None, 3]),
+        ("x.y.default", A, 1, [A]),
+        ("x.y.default", None, 1, [None]),
+        ("x.y.default", None, 0, []),
+        ("x.y.default", (A, None, B), 1, None),
+        ("x.y.default", (A, B), 3, None),
+        (CUDNN, (A, B, None, None, 7, 8, A, C, None), 7, [A, B, 7, 8, A, C, None]),
+        (CUDNN, (A, None, None, None, 7, 8, A, C, None), 7, [A, None, 7, 8, A, C, None]),
+        (CUDNN, (A, B, None, None, 7, 8, A, C, None), 6, [A, B, 7, 8, A, C]),
+        (CUDNN, [A, None, 7, 8, A, C, None], 7, [A, None, 7, 8, A, C, None]),  # already at its places
+    ],
+)
+def test_results_are_at_the_places_of_the_schema(target: str, result: Any, count: int, wanted: Any) -> None:
+    placed = placed_results(target, result, count)
+    assert (placed is None) == (wanted is None)
+    if placed is not None:
+        assert [id(part) for part in placed] == [id(part) for part in wanted]
+
+
+def test_a_result_that_is_absent_is_refused_only_where_it_is_used() -> None:
+    """Without memory torch gives some operators more results than they have on a GPU."""
+    trace = on_cpu("outputs", "infer").trace
+    unused = len(trace.tensors)
+    extra = msgspec.structs.replace(trace.tensors[trace.ops[0].outputs[0]], storage=len(trace.storages))
+
+    def runner(used: bool) -> Runner:
+        outputs = (*trace.ops[0].outputs, unused)
+        ops = [msgspec.structs.replace(trace.ops[0], outputs=outputs), *trace.ops[1:]]
+        role = "output" if used else "activation"
+        made = msgspec.structs.replace(
+            trace,
+            ops=tuple(ops),
+            tensors=(*trace.tensors, msgspec.structs.replace(extra, role=role)),
+            storages=(*trace.storages, Storage(bytes=trace.storages[trace.tensors[outputs[0]].storage].bytes)),
+        )
+        return Runner(made, CPU, own=True)
+
+    given = torch.zeros(trace.tensors[trace.ops[0].outputs[0]].shape)
+    runner(False).store(0, (given, None))
+    runner(False).store(0, (given, given.clone()))
+    with pytest.raises(ReplayError, match=f"returned a NoneType where its trace has tensor {unused}"):
+        runner(True).store(0, (given, None))
 
 
 def test_out_of_memory_goes_through_untouched() -> None:

@@ -68,4 +68,4 @@ def in_parts(
         return [("", args, results)]
     data = (*args[:10], [True, False, False])
     weight = (*args[:10], [False, *args[10][1:]])
-    return [("", data, results[:1]), ("_wgrad", weight, results[1:])]
+    return [("", data, (results[0], None, None)), ("_wgrad", weight, (None, *results[1:]))]

@@ -32,6 +32,7 @@ from gpusim.gpu.inductor.places import Places
 from gpusim.gpu.inductor.seam import Line, Lines, named_alike
 from gpusim.gpu.replay.encode import encode
 from gpusim.gpu.replay.operators import is_random
+from gpusim.gpu.replay.saved_facts import NEVER_THERE
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
@@ -255,7 +256,7 @@ class _Reader:
                       random=random)  # fmt: skip
 
     def _results(self, kernel: Any) -> tuple[int | None, ...]:
-        """Return the tensors that a call returns, flat; None where the step does not use one."""
+        """Return the tensors that a call returns, at the places of `placed_results`; None where the step has none."""
         layout = kernel.layout
         if isinstance(layout, self.ir.NoneLayout):
             return tuple(None for _ in kernel.op_overload._schema.returns)
@@ -271,10 +272,11 @@ class _Reader:
                 name = part.get_name()
                 live = name in self.scheduler.name_to_buf and name not in self.graph.removed_buffers
                 flat.append(self.places.id_of(self.places.buffer(name)) if live else None)
-            elif part is not None:
-                flat.append(None)
+            else:
+                flat.append(None)  # a number, or absent: here, or only where torch has no memory
 
-        walk(list(kernel.outputs))
+        never = NEVER_THERE.get(str(kernel.op_overload), ())
+        walk([part for place, part in enumerate(kernel.outputs) if place not in never])
         return tuple(flat)
 
     def _is_view(self, kernel: Any) -> bool:

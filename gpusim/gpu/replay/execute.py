@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import torch
 
@@ -19,10 +20,13 @@ from gpusim.gpu.replay.operators import check_schemas, describe, resolve
 from gpusim.gpu.replay.result_sizes import check_result_sizes
 from gpusim.gpu.replay.saved_facts import VARYING
 from gpusim.gpu.replay.size_rules import is_dense
-from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage
+from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage, placed_results
 from gpusim.gpu.replay.variants import call_chain, call_here, call_variant
 from gpusim.trace.fusion import canonical_variants, covered_by
 from gpusim.trace.trust import check_trace_code
+
+#: Roles of a step's results.
+_RESULTS: Final = ("output", "gradient")
 
 
 class Runner:
@@ -153,17 +157,19 @@ class Runner:
     def store(self, op: int, result: Any) -> None:
         """Keep an op's results by tensor id."""
         node = self.trace.ops[op]
-        results = flat_results(result)
-        if len(results) != len(node.outputs) and not _uses_fixed_results_only(node):
-            problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
-            raise ReplayError(f"{problem} (torch {torch.__version__})")
+        results = placed_results(node.target, result, len(node.outputs))
+        if results is None:
+            results = flat_results(result)
+            if not _uses_fixed_results_only(node):
+                problem = f"op {describe(node)} returned {len(results)} results, its trace has {len(node.outputs)}"
+                raise ReplayError(f"{problem} (torch {torch.__version__})")
         for written in set(node.writes) - set(node.outputs):
             tensor = self.tensors[written]
             # Some operators enlarge an argument that is too small for their result.
             if tensor is not None and tuple(tensor.shape) != self.trace.tensors[written].shape:
                 raise ReplayError(f"op {describe(node)} has changed the shape of tensor {written}, which it writes")
         for place, (index, part) in enumerate(zip(node.outputs, results, strict=False)):
-            if index is not None:
+            if index is not None and (part is not None or self.trace.tensors[index].storage in self._used):
                 self._keep(op, index, part)
                 if place not in VARYING.get(node.target, ()):
                     self._check_declared(op, index, part)
@@ -171,6 +177,17 @@ class Runner:
             for index in self._result_views.get(self.trace.tensors[written].storage, ()):
                 if self.tensors[index] is None:
                     self.tensors[index] = self._memory_view(index, writing=False)
+
+    @cached_property
+    def _used(self) -> set[int]:
+        """Storages that an op takes, that are there before the step, or that hold a result of the step.
+
+        Where its result is absent, an op of a step that was recorded without memory may have a tensor that nobody uses.
+        """
+        trace = self.trace
+        taken = {index for op in trace.ops for index in (*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads)}
+        lasting = (i for i, tensor in enumerate(trace.tensors) if tensor.init is not None or tensor.role in _RESULTS)
+        return {trace.tensors[index].storage for index in (*taken, *lasting)}
 
     def _keep(self, op: int, index: int, part: Any) -> None:
         """Keep one result. Raises `ReplayError` for an object that is not a tensor, and for a tensor beyond its
@@ -256,7 +273,7 @@ def _result_views(trace: Trace) -> dict[int, list[int]]:
     """Return, for each storage, the step's results in it."""
     results_in: dict[int, list[int]] = {}
     for index, tensor in enumerate(trace.tensors):
-        if tensor.role in ("output", "gradient"):
+        if tensor.role in _RESULTS:
             results_in.setdefault(tensor.storage, []).append(index)
     return results_in
 
@@ -357,6 +374,6 @@ def results_of(trace: Trace, tensors: Sequence[torch.Tensor | None]) -> dict[int
     for index, tensor in enumerate(trace.tensors):
         changed = tensor.init is not None and tensor.storage in written
         value: Any = tensors[index]
-        if (changed or tensor.role in ("output", "gradient")) and value is not None:
+        if (changed or tensor.role in _RESULTS) and value is not None:
             wanted[index] = value.detach().clone()
     return wanted

@@ -15,7 +15,7 @@ import torch
 from gpusim.formats.trace import Trace
 from gpusim.gpu.replay.execute import Runner
 from gpusim.gpu.replay.fusion import Call
-from gpusim.gpu.replay.tensors import flat_results
+from gpusim.gpu.replay.tensors import placed_results
 from gpusim.memplan.again import STATE_ARGUMENTS
 from gpusim.memplan.program import Program
 from gpusim.memplan.storages import size_only
@@ -204,8 +204,8 @@ class MemoryRunner(Runner):
         args, kwargs = self.arguments(op)
         for position in STATE_ARGUMENTS.get(node.target, ()):
             args[position] = None
-        results = flat_results(self.call(op, args, kwargs))
-        for index, part in zip(node.outputs, results, strict=True):
+        results = placed_results(node.target, self.call(op, args, kwargs), len(node.outputs))
+        for index, part in zip(node.outputs, results or (), strict=True):
             if index is None or self.trace.tensors[index].storage not in bring:
                 continue
             storage = self.trace.tensors[index].storage

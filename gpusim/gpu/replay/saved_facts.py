@@ -98,6 +98,11 @@ VARYING: Final[dict[str, tuple[int, ...]]] = {
     "aten._scaled_dot_product_flash_attention.default": (1, 4, 5, 6),
     "aten._scaled_dot_product_cudnn_attention.default": (1, 4, 5, 6),
 }
+#: Results of packed sequences, by position in the schema: no step has any, so no place in `outputs` counts them.
+NEVER_THERE: Final[dict[str, tuple[int, ...]]] = {
+    "aten._scaled_dot_product_flash_attention.default": (2, 3),
+    "aten._scaled_dot_product_cudnn_attention.default": (2, 3),
+}
 #: Forwards that save for a backward only where this argument is true.
 SAVES_IF: Final = {
     "aten._scaled_dot_product_efficient_attention.default": 4,

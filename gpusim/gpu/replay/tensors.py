@@ -6,12 +6,30 @@ from typing import Any
 
 import torch
 
+from gpusim.gpu.replay.saved_facts import NEVER_THERE
+
 
 def flat_results(result: Any) -> list[Any]:
     """Flatten a call's results: one entry per tensor (or None or number), in order."""
     if isinstance(result, list | tuple):
         return [part for item in result for part in flat_results(item)]
     return [] if result is None and not isinstance(result, torch.Tensor) else [result]
+
+
+def placed_results(target: str, result: Any, count: int) -> list[Any] | None:
+    """Return a call's results at the `count` places of its op's `outputs`; None where they do not fit.
+
+    A place is a position in the operator's schema, with None for an absent result, and without those of `NEVER_THERE`.
+    Ops recorded on real tensors omit absent results, so the present ones alone may fit.
+    """
+    never = NEVER_THERE.get(target, ())
+    parts = result if isinstance(result, list | tuple) else [result]
+    possible = [part for place, part in enumerate(parts) if place not in never]
+    return next((fit for fit in (_leaves(parts), _leaves(possible), flat_results(result)) if len(fit) == count), None)
+
+
+def _leaves(part: Any) -> list[Any]:
+    return [leaf for inner in part for leaf in _leaves(inner)] if isinstance(part, list | tuple) else [part]
 
 
 def lies_in_storage(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from gpusim.formats.trace import Op, Tensor, Trace, VariantSettings
 from gpusim.gpu.quiet import quiet
 from gpusim.gpu.replay.decompositions import composed, compositions_for
 from gpusim.gpu.replay.fusion import Call, Kept, fused
-from gpusim.gpu.replay.tensors import flat_results
+from gpusim.gpu.replay.tensors import flat_results, placed_results
 
 Result = TypeVar("Result")
 
@@ -130,14 +130,18 @@ def call_here(
     function: Any, args: list[Any], kwargs: dict[str, Any], settings: VariantSettings, outputs: list[Tensor | None]
 ) -> list[Any]:
     """Run `call_variant` in this thread."""
+    target = str(function)
     if settings.composition is not None:
-        function = composed(str(function), settings.composition)
+        function = composed(target, settings.composition)
     with applied(settings):
         if settings.memory_format is not None:
             layout = torch.channels_last if settings.memory_format == "channels_last" else torch.contiguous_format
             args = [_converted(value, layout) for value in args]
             kwargs = {name: _converted(value, layout) for name, value in kwargs.items()}
-        results = flat_results(function(*args, **kwargs))
+        result = function(*args, **kwargs)
+    results = placed_results(target, result, len(outputs))
+    if results is None:
+        return flat_results(result)  # the caller says what is wrong
     return [_as_traced(part, tensor) for part, tensor in zip(results, outputs, strict=True)]
 
 

@@ -518,3 +518,46 @@ def test_only_updates_in_place_are_kept_from_inductor() -> None:
     aten = torch.ops.aten
     calls = [call(each) for each in (aten._fused_rms_norm.default, aten.mm.default, aten._fused_adam_.default)]
     assert own_step.split(calls) == (calls[:2], calls[2:])
+
+
+@pytest.fixture(scope="module")
+def attend() -> Iterator[Callable[..., Any]]:
+    """An operator like cuDNN's attention: in inference it leaves out a result that it has without memory."""
+    library = torch.library.Library("gpusim_fused_test", "DEF")
+    library.define("attend(Tensor x, bool save) -> (Tensor out, Tensor sums, Tensor never, SymInt size, Tensor seed)")
+
+    def attend(x: torch.Tensor, save: bool) -> Any:
+        return x.softmax(-1), x.logsumexp(-1) if save else None, None, x.shape[-1], x.sum()
+
+    library.impl("attend", attend, "CPU")
+    torch.library.register_fake(
+        "gpusim_fused_test::attend",
+        lambda x, save: (x + 0, x.new_empty(x.shape[:-1]), None, x.shape[-1], x.new_empty(())),
+        lib=library,
+    )
+    yield torch.ops.gpusim_fused_test.attend
+    library._destroy()
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_results_that_an_operator_leaves_out_may_be_absent_where_nobody_uses_them(
+    attend: Callable[..., Any], save: bool
+) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        out, sums, _, _, seed = attend(x * 2, save)
+        return (out + seed + (sums.unsqueeze(-1) if save else 0)).relu()
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    made = by_inductor(step, x)
+    for each in (x, y):
+        close(made(each), step(each))
+
+
+def test_an_absent_result_holds_its_place(attend: Callable[..., Any]) -> None:
+    """The places of later results do not depend on it."""
+    made = by_inductor(lambda x: attend(x, False)[4] + x, torch.randn(3, 4))
+    (variant,) = made._variants.values()
+    (op,) = [op for op in variant.captured.trace.ops if "attend" in op.target]
+    assert len(op.outputs) == 5
+    assert [op.outputs[place] for place in (2, 3)] == [None, None]
+    assert op.outputs[4] is not None
