@@ -139,16 +139,26 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
     graph, result, gradients = recordings[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient  # of the counted recording: each has gradients of its own
-    copy_in = Copies([each for each in fixed if isinstance(each, torch.Tensor)])
+    return _HandMade(graph, fixed, result, held=(call, gradients))
 
-    def replayed(*args: Any) -> Any:
+
+class _HandMade:
+    """A step in a hand-made CUDA graph: a call copies its arguments in and its results out.
+
+    A graph keeps no memory from before it alive. `held` does: the compiled step with its code and its optimizer's
+    states. Without it torch returns the states' memory to the driver when it next records a graph.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, fixed: tuple[Any, ...], result: Any, held: tuple[Any, ...]) -> None:
+        self._graph, self._result, self._held = graph, result, held
+        self._copy_in = Copies([each for each in fixed if isinstance(each, torch.Tensor)])
+
+    def __call__(self, *args: Any) -> Any:
+        """Run one step."""
         with torch.no_grad():
-            copy_in([each for each in args if isinstance(each, torch.Tensor)])
-        graph.replay()
-        return _copied(result)
-
-    replayed.compiled = call  # type: ignore[attr-defined]  # torch drops the code of a function that nobody holds
-    return replayed
+            self._copy_in([each for each in args if isinstance(each, torch.Tensor)])
+        self._graph.replay()
+        return _copied(self._result)
 
 
 _CALLS: Final[dict[Baseline, Callable[[ModelStep, nn.Module], Call]]] = {
