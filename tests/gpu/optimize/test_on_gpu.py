@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.formats.results import Baseline
+from gpusim.gpu.capture.models import load_step
 from gpusim.gpu.optimize import choose, dynamo
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import capture_bound
@@ -18,6 +22,7 @@ from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.fused import fused
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.peers import Exact, make
 from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.plan.graph import OpGraph
@@ -155,6 +160,91 @@ def test_a_later_torch_compile_takes_nothing_away(frontend: Any) -> None:
         assert bool((tensor == number).all())
     torch._dynamo.reset()
     assert torch.equal(step(x), wanted)
+
+
+class Tables(nn.Module):
+    """Embedding tables, each with states that fill memory blocks of their own, which torch may return to the driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(20_000, 32, mode="sum") for _ in range(8))
+        self.top = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.top(torch.cat([table(each) for table, each in zip(self.tables, ids.unbind(), strict=True)], 1))
+
+
+def training_step(model: nn.Module, called: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a step that alone holds its optimizer."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(called(ids), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def empty_and_take() -> list[torch.Tensor]:
+    """Free all that nobody holds, and take it again: who still writes there is found out."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return [torch.full((1 << 20,), 7, dtype=torch.int32, device="cuda") for _ in range(64)]
+
+
+@pytest.mark.parametrize("frontend", ["aten", "inductor"])
+def test_a_training_step_outlives_torch_compile_of_another_copy(frontend: Any) -> None:
+    """torch frees workspaces and returns memory to the driver when it records graphs, and unloads code at a reset."""
+    torch.manual_seed(0)
+    model = Tables().cuda()
+    eagerly, compiled = copy.deepcopy(model), copy.deepcopy(model)
+    data = [(torch.randint(0, 20_000, (8, 48, 4), device="cuda"), torch.randn(48, 1, device="cuda")) for _ in range(9)]
+    mine = fast(training_step(model, model), data[0], executor=CudaExecutor(), frontends=(frontend,))
+    assert mine.gain.frontend == frontend
+    theirs = training_step(eagerly, eagerly)
+
+    def same(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for batch in batches:
+            torch.testing.assert_close(mine(*batch), theirs(*batch), rtol=1e-3, atol=1e-5)
+        for one, other in zip(model.parameters(), eagerly.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+    taken = empty_and_take()
+    same(data[:3])
+    beside = training_step(compiled, torch.compile(compiled, mode="reduce-overhead"))
+    for batch in data:
+        torch.compiler.cudagraph_mark_step_begin()
+        beside(*batch)
+    taken += empty_and_take()
+    same(data[3:6])
+    del beside, compiled
+    torch._dynamo.reset()
+    taken += empty_and_take()
+    same(data[6:])
+    assert all(bool((each == 7).all()) for each in taken)
+
+
+def test_peers_outlive_each_other() -> None:
+    """A hand-made graph whose optimizer was gone wrote to unmapped memory once torch.compile had recorded its own."""
+    spec = f"{Path(__file__).parents[3] / 'validate/networks/recommendation.py'}:recommendation_small"
+    step = load_step(
+        spec, mode="train", batch=48, dtype="fp32", memory_format="contiguous", device=torch.device("cuda")
+    )
+    exact = Exact(step)
+    peers: tuple[Baseline, ...] = ("eager", "torch_compile_own_graph", "torch_compile_reduce_overhead")
+    contenders, taken = {}, []
+    for peer in peers:
+        contenders[peer] = make(peer, step)
+        taken += empty_and_take()
+        for name, contender in contenders.items():
+            deviation = exact.deviation(contender)
+            assert deviation is not None
+            assert deviation < 1e-3, name
+    assert all(bool((each == 7).all()) for each in taken)
 
 
 def test_random_schedules_of_inductors_kernels_in_a_poisoned_arena_compute_the_same() -> None:
