@@ -107,8 +107,8 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     if recipe.neighbours:
         wanted = neighbour_schedules(graph, recipe)
     elif recipe.trials:
-        stage_times_ns = read_stage_times(path, recipe) if MEASURED_IOS in recipe.policies else None
-        wanted = fair_schedules(graph, recipe, stage_times_ns)
+        stage_times = read_stage_times(path, recipe) if MEASURED_IOS in recipe.policies else None
+        wanted = fair_schedules(graph, recipe, stage_times)
     else:
         wanted = _asked_for(graph, explored, recipe)
     asked_for = [*wanted, *_by_lot(graph, recipe)]

@@ -21,7 +21,7 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import SEARCHED
 from gpusim.search.explore import explore
 from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS
-from gpusim.validation.stage_times import Stage, measured_ios
+from gpusim.validation.stage_times import StageTimes, measured_ios
 
 #: Numbers of streams of policies that take seconds a call.
 SLOW_COUNTS = (4, 8)
@@ -33,7 +33,7 @@ def kernels_of(schedule: Schedule) -> Kernels:
 
 
 def fair_schedules(
-    graph: OpGraph, recipe: Recipe, stage_times_ns: dict[Stage, int] | None = None
+    graph: OpGraph, recipe: Recipe, stage_times: StageTimes | None = None
 ) -> Iterator[tuple[str, Schedule]]:
     """Yield the `recipe.trials` schedules predicted best of each policy and of the search, on both choices of kernels.
 
@@ -52,8 +52,9 @@ def fair_schedules(
             elif policy == SEARCH:
                 made = _searched(planned_on, recipe)
             elif policy == MEASURED_IOS:
-                counts = [] if variants else slow_counts(recipe.streams)
-                made = [measured_ios(planned_on, count, stage_times_ns or {}) for count in counts]
+                made = []
+                if stage_times is not None and not variants:
+                    made = [measured_ios(planned_on, count, stage_times) for count in slow_counts(recipe.streams)]
             else:
                 made = _planned(planned_on, policy, recipe.streams)
             by_time = {evaluator.makespan_ns(each): each for each in reversed(made)}  # each time once, the first one's

@@ -24,6 +24,7 @@ from gpusim.io.files import make_folder
 from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
+from gpusim.units import format_ns
 from gpusim.validation.case_work import capture_case, replay_chosen, result_case, tried_ns
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.validation.fair import fastest_of_each, kernels_of, slow_counts
@@ -38,7 +39,12 @@ from gpusim.validation.predictions import (
 from gpusim.validation.recipe import MEASURED_IOS
 from gpusim.validation.replayed import SUFFIX as REPLAYED_SUFFIX
 from gpusim.validation.replayed import ReplayedSchedule, read_replayed, write_replayed
-from gpusim.validation.stage_times import measure_stages_of, stage_times_path
+from gpusim.validation.stage_times import (
+    measure_stages_of,
+    read_stage_times,
+    saved_by_merging_ns,
+    stage_times_path,
+)
 from gpusim.validation.tables import write_results
 
 Stage = Literal["capture", "predict", "measure"]
@@ -90,7 +96,8 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
             trace = read_trace(path)
             graph = OpGraph.build(trace, hardware_of(trace))
             measure_stages_of(path, graph, recipe, slow_counts(recipe.streams), command)
-            say(f"measured the stages of {path.name}")
+            merging = format_ns(saved_by_merging_ns(read_stage_times(path, recipe)))
+            say(f"measured the stages of {path.name}; merging convolutions could save {merging} at most")
         paths.append(path)
     if errors and not paths:
         raise errors[0]

@@ -16,10 +16,15 @@ from gpusim.validation import stage_times, stages
 from gpusim.validation.predictions import read_predictions
 from gpusim.validation.recipe import MEASURED_IOS, read_recipe
 from gpusim.validation.stage_times import (
+    MergeTime,
     Stage,
+    StageTime,
+    StageTimes,
     measure_stages_of,
     measured_ios,
+    mergeable,
     read_stage_times,
+    saved_by_merging_ns,
     stage_times_path,
     stages_to_measure,
 )
@@ -44,11 +49,46 @@ def recipe(folder: Path, trace: str = str(TRACE)) -> Recipe:
 def fake(times_ns: int) -> object:
     """Return a measurement in place of the GPU's: every stage takes the same."""
 
-    def alone(_: object, path: Path, found: Sequence[Stage]) -> tuple[str, list[int]]:
+    def alone(
+        _: object, path: Path, found: Sequence[Stage], merges: Sequence[tuple[int, ...]]
+    ) -> tuple[str, list[int], list[tuple[int, int, int]]]:
         assert path == TRACE
-        return "NVIDIA H200", [times_ns] * len(found)
+        return "NVIDIA H200", [times_ns] * len(found), [(3000, 5000, 4000)] * len(merges)
 
     return alone
+
+
+def document(times_ns: dict[Stage, int], merges: tuple[MergeTime, ...] = ()) -> StageTimes:
+    return StageTimes(
+        schema="gpusim-stages/1",
+        trace="fork",
+        trace_sha256="",
+        gpu="",
+        date="",
+        command="",
+        gpusim="",
+        stages=tuple(StageTime(groups=stage, time_ns=time_ns) for stage, time_ns in times_ns.items()),
+        merges=merges,
+    )
+
+
+def test_convolutions_of_one_input_can_be_merged_if_their_centres_agree() -> None:
+    """SqueezeNet: after each of eight squeezing convolutions, one of 1 x 1 and one of 3 x 3 with padding."""
+    trace = read_trace(TRACE)
+    found = mergeable(trace)
+    assert len(found) == 8
+    for one, other in found:
+        assert trace.ops[one].args[0] == trace.ops[other].args[0]
+        assert [trace.ops[op].args[4] for op in (one, other)] == [[0, 0], [1, 1]]
+
+
+def test_merging_saves_what_it_is_faster_by_than_both_other_ways_each_convolution_once() -> None:
+    def merge(*ops: int, merged_ns: int) -> MergeTime:
+        return MergeTime(ops=ops, merged_ns=merged_ns, together_ns=1000, in_turn_ns=900)
+
+    merges = (merge(0, 1, 2, merged_ns=500), merge(0, 1, merged_ns=600), merge(3, 4, merged_ns=950))
+    assert saved_by_merging_ns(document({}, merges)) == 400
+    assert saved_by_merging_ns(document({})) == 0
 
 
 def test_stages_of_a_fork_are_its_ops_alone_in_chains_and_next_to_each_other() -> None:
@@ -63,13 +103,13 @@ def test_stages_of_a_fork_are_its_ops_alone_in_chains_and_next_to_each_other() -
 @pytest.mark.parametrize(("together_ns", "streams"), [(100, 2), (10_000, 1)])
 def test_branches_share_a_stage_only_where_it_is_measured_to_be_faster(together_ns: int, streams: int) -> None:
     times_ns = {stage: 1000 * sum(map(len, stage)) for stage in stages_to_measure(FORK, (2,))}
-    slow = {stage: together_ns if len(stage) > 1 else ns for stage, ns in times_ns.items()}
-    assert measured_ios(FORK, 2, slow).stream_count == streams
+    measured = {stage: together_ns if len(stage) > 1 else ns for stage, ns in times_ns.items()}
+    assert measured_ios(FORK, 2, document(measured)).stream_count == streams
 
 
 def test_a_stage_that_was_not_measured_is_refused() -> None:
     with pytest.raises(RecipeError, match="was not measured"):
-        measured_ios(FORK, 2, {})
+        measured_ios(FORK, 2, document({}))
 
 
 def test_latencies_come_back_and_those_of_another_trace_are_refused(
@@ -79,9 +119,10 @@ def test_latencies_come_back_and_those_of_another_trace_are_refused(
     graph = OpGraph.build(read_trace(TRACE), load_hardware("h200"))
     file = measure_stages_of(TRACE, graph, recipe(tmp_path), (4,), "test")
     assert file == stage_times_path(TRACE, recipe(tmp_path))
-    times_ns = read_stage_times(TRACE, recipe(tmp_path))
-    assert list(times_ns) == stages_to_measure(graph, (4,))
-    assert set(times_ns.values()) == {5000}
+    times = read_stage_times(TRACE, recipe(tmp_path))
+    assert [each.groups for each in times.stages] == stages_to_measure(graph, (4,))
+    assert {each.time_ns for each in times.stages} == {5000}
+    assert [each.ops for each in times.merges] == mergeable(graph.trace)
     other = TRACE.with_name("resnet50-infer-b1.json.gz")
     file.rename(stage_times_path(other, recipe(tmp_path)))
     with pytest.raises(RecipeError, match="another capture of 'resnet50-infer-b1'"):
@@ -96,7 +137,7 @@ def test_stages_are_measured_once_and_predictions_use_them_on_captured_kernels(
     said: list[str] = []
     for _ in range(2):
         stages.capture_stage(wanted, wanted.case, "test", said.append)
-    assert said == [f"measured the stages of {TRACE.name}"]
+    assert said == [f"measured the stages of {TRACE.name}; merging convolutions could save 8 us at most"]
     (predicted,) = stages.predict_stage(wanted, wanted.case, said.append)
     graph = OpGraph.build(read_trace(TRACE), load_hardware("h200"))
     chosen = read_predictions(predicted, TRACE).chosen(graph, "test")

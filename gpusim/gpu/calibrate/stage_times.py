@@ -7,11 +7,13 @@ own, forked from the first and joined, so that a latency has the stage's barrier
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn import functional
 
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.gpu.calibrate.pairs import EMPTY_STAGES, REPLAYS, STAMP_SOURCE, run_each, side_by_side
@@ -22,11 +24,19 @@ from gpusim.trace.store import read_trace
 
 Stage = tuple[tuple[int, ...], ...]
 """Groups of a stage, each with its ops in order."""
+Calls = list[Callable[[], None]]
+"""Work of a stage: one call for each stream."""
 
 
 @explain_out_of_memory
-def measure_stage_times(path: Path, stages: Sequence[Stage], trust_code: bool = False) -> tuple[str, list[int]]:
-    """Return the GPU's name and the latency of each stage of a trace's step, in ns. Raises `GpuError` without a GPU."""
+def measure_stage_times(
+    path: Path, stages: Sequence[Stage], merges: Sequence[tuple[int, ...]], trust_code: bool = False
+) -> tuple[str, list[int], list[tuple[int, int, int]]]:
+    """Return the GPU's name, the latency of each stage of a trace's step, and three of each merge of convolutions.
+
+    The three are those of the merged convolution, of the convolutions next to each other, and of one after the other;
+    all in ns. Raises `GpuError` without a GPU.
+    """
     trace = read_trace(path)
     check_operators(trace, trace.name)
     device = require_gpu()
@@ -34,13 +44,44 @@ def measure_stage_times(path: Path, stages: Sequence[Stage], trust_code: bool = 
     runner = Runner(trace, device, trust_code=trust_code)
     runner.bind(make_initial(trace, device, DEFAULT_SEED).tensors)
     runner.run_in_order()
+    work: list[Calls] = [[partial(run_each, runner, ops) for ops in groups] for groups in stages]
+    for ops in merges:
+        work.append([merged_convolution(runner, ops)])
+        work.append([partial(runner.run, op) for op in ops])
+        work.append([partial(run_each, runner, ops)])
+    times_ns = [round(time_ns) for time_ns in _latencies_ns(runner, work)]
+    of_merges = times_ns[len(stages) :]
+    threes = list(zip(of_merges[::3], of_merges[1::3], of_merges[2::3], strict=True))
+    return torch.cuda.get_device_name(), times_ns[: len(stages)], threes
+
+
+def merged_convolution(runner: Runner, ops: Sequence[int]) -> Callable[[], Any]:
+    """Return the call of one convolution that computes several of one input: filters joined, small ones padded."""
+    calls = [runner.trace.ops[op].args for op in ops]
+    tensors = [[runner.tensors[part["tensor"]] if part else None for part in call[:3]] for call in calls]
+    sides = [max(weight.shape[2 + axis] for _, weight, _ in tensors if weight is not None) for axis in (0, 1)]
+    weights, biases = [], []
+    for _, weight, bias in tensors:
+        assert weight is not None
+        across, down = (sides[1] - weight.shape[3]) // 2, (sides[0] - weight.shape[2]) // 2
+        weights.append(functional.pad(weight, (across, across, down, down)))
+        biases.append(weight.new_zeros(weight.shape[0]) if bias is None else bias)
+    widest = max(calls, key=lambda call: call[4])
+    bias = torch.cat(biases) if any(bias is not None for _, _, bias in tensors) else None
+    return partial(torch.ops.aten.convolution.default, tensors[0][0], torch.cat(weights), bias, *widest[3:])
+
+
+def _latencies_ns(runner: Runner, work: Sequence[Calls]) -> list[float]:
+    """Return the mean time of each piece of work in one graph, less that of none, in ns."""
     tensors = list(runner.tensors)
-    measured: list[Stage] = [*stages, *[()] * EMPTY_STAGES]
+    measured: list[Calls] = [*work, *([] for _ in range(EMPTY_STAGES))]
     lanes = [torch.cuda.Stream() for _ in range(max(1, *map(len, measured)))]
     for lane in lanes:  # libraries initialize on first use of a stream
         with torch.cuda.stream(lane):
-            run_each(runner, sorted({op for groups in stages for ops in groups for op in ops}))
-    stamps = torch.zeros(2 * len(measured), dtype=torch.int64, device=device)
+            for calls in work:
+                for call in calls:
+                    call()
+    stamps = torch.zeros(2 * len(measured), dtype=torch.int64, device=runner.device)
     kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
 
     def stamp(slot: int) -> None:
@@ -51,10 +92,11 @@ def measure_stage_times(path: Path, stages: Sequence[Stage], trust_code: bool = 
     runner.tensors[:] = tensors
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-        for number, groups in enumerate(measured):
-            run_each(runner, [op for ops in groups for op in ops])
+        for number, calls in enumerate(measured):
+            for call in calls:
+                call()
             stamp(2 * number)
-            side_by_side(lanes, [partial(run_each, runner, ops) for ops in groups])
+            side_by_side(lanes, calls)
             stamp(2 * number + 1)
             runner.tensors[:] = tensors
     samples = []
@@ -64,6 +106,5 @@ def measure_stage_times(path: Path, stages: Sequence[Stage], trust_code: bool = 
         noted = stamps.cpu().view(-1, 2)
         samples.append(noted[:, 1] - noted[:, 0])
     means_ns = torch.stack(samples[REPLAYS // 8 :]).double().mean(0)
-    empty_ns = float(means_ns[len(stages) :].mean())
-    times_ns = [max(0, round(time_ns - empty_ns)) for time_ns in means_ns[: len(stages)].tolist()]
-    return torch.cuda.get_device_name(), times_ns
+    empty_ns = float(means_ns[len(work) :].mean())
+    return [max(0.0, time_ns - empty_ns) for time_ns in means_ns[: len(work)].tolist()]
