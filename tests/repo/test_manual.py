@@ -71,6 +71,7 @@ def test_wrapping_leaves_words_tables_and_code_as_they_are(prose: ModuleType) ->
         "make_command_pages",
         "make_format_pages",
         "make_manifest",
+        "make_optimize_table",
         "make_rule_values",
         "make_schemas",
     ],
