@@ -75,13 +75,17 @@ def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
 
 
 def _shared_out(widths: Sequence[_Widths], room: int) -> list[int]:
-    """Return widths that fit `room` if the minimum widths do; the column with the most slack shrinks first."""
+    """Return widths that fit `room` if the minimum widths do; the column with the most slack shrinks first.
+
+    No column shrinks below its readable width while another can shrink to its own.
+    """
     shares = [width.natural for width in widths]
-    while sum(shares) > room:
-        spare = [width - each.least for width, each in zip(shares, widths, strict=True)]
-        if max(spare) <= 0:
-            break
-        shares[spare.index(max(spare))] -= 1
+    for floors in ([width.readable for width in widths], [width.least for width in widths]):
+        while sum(shares) > room:
+            spare = [width - floor for width, floor in zip(shares, floors, strict=True)]
+            if max(spare) <= 0:
+                break
+            shares[spare.index(max(spare))] -= 1
     return shares
 
 

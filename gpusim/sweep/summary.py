@@ -111,7 +111,7 @@ def print_summary(rows: Sequence[Row]) -> None:
             f"{best.limit:.2f}x",
             str(best.points),
         )
-    print_table(out, table, drop=("points", "at most"))
+    print_table(out, table, drop=("points", "at most", "streams"), fold=("trace",))
     failed = failures(rows)
     for failure in failed[:SHOWN_FAILURES]:
         text = f"{failure.points} points of {failure.trace} on {failure.hardware} failed: {failure.error}"

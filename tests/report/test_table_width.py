@@ -16,7 +16,7 @@ from gpusim.analysis.whatif import LONGEST_OPS
 from gpusim.cli import main
 from gpusim.formats.hardware import bundled_hardware
 from gpusim.policies.registry import POLICIES
-from gpusim.report.fit import print_table
+from gpusim.report.fit import READABLE_FOLDED, print_table
 from gpusim.report.limits_table import print_limits
 from gpusim.report.terminal import PlainConsole, Table, console
 from gpusim.trace.store import bundled_traces, load_trace
@@ -121,6 +121,24 @@ def test_sweep_keeps_names_of_traces_apart(width: int, tmp_path: Path, out: Out)
     )  # fmt: skip
     assert not CUT.search(text)
     assert all(len(re.findall(rf"(?m)^ {name} ", text)) == 2 for name in names)
+
+
+def test_sweep_fits_80_columns_with_the_longest_names_and_shares_the_room(tmp_path: Path, out: Out) -> None:
+    """Of the bundled traces, on a hardware model that is marked as uncalibrated."""
+    name = max(bundled_traces(), key=len)
+    text = out(
+        80, "sweep", "--trace", name, "--hw", "a100-80gb", "--policy", "critical_path", "--streams", "4",
+        "-o", tmp_path / "s.sqlite",
+    )  # fmt: skip
+    lines = text.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(" trace"))
+    head, _, first, second = lines[begin : begin + 4]
+    assert max(map(len, (head, first, second))) <= 80
+    assert [column.strip() for column in head.split("┃")] == [
+        "trace", "hardware", "best policy", "predicted", "speed-up",
+    ]  # fmt: skip
+    assert first.split("│")[0].strip() + second.split("│")[0].strip() == name
+    assert len(first.split("│")[0].strip()) >= READABLE_FOLDED
 
 
 def table(*columns: str, rows: list[list[str]], right: tuple[str, ...] = ()) -> Table:
