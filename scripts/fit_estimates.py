@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
-from gpusim.plan.estimated_kernels import Constants, Work, estimated_ns, work_of
+from gpusim.plan.estimated_kernels import Constants, OpWork, estimated_ns, work_of
 from gpusim.trace.store import bundled_traces, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ START = (2000.0, 0.7, 1.0, 0.3, 0.5)
 LEAST = (1000.0, 0.01, 0.01, 0.001, 0.0)
 MOST = (50_000.0, 1.2, 3.0, 5.0, 1.0)
 
-Row = tuple[Work, float, Trace]
+Row = tuple[OpWork, float, Trace]
 Floats = NDArray[np.float64]
 
 

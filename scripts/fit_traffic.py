@@ -17,7 +17,7 @@ import numpy as np
 
 from gpusim.formats.trace import Counters
 from gpusim.io.files import write_bytes
-from gpusim.plan.traffic import LEAST_L2_BYTES, OTHER, TENSOR, Features, Rates, estimated, features
+from gpusim.plan.traffic import LEAST_L2_BYTES, OTHER, TENSOR, FamilyConstants, Features, estimated, features
 from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,7 @@ def rows(path: Path) -> Rows:
     return rows_of
 
 
-def fit(counted: Sequence[tuple[Counters, Features]]) -> Rates:
+def fit(counted: Sequence[tuple[Counters, Features]]) -> FamilyConstants:
     """Return the constants of one family."""
     beyond = [(c.l2_bytes - LEAST_L2_BYTES) / known.moved_bytes for c, known in counted if known.moved_bytes > 10_000]
     l2 = statistics.median(beyond) if beyond else 0.0
@@ -51,7 +51,7 @@ def fit(counted: Sequence[tuple[Counters, Features]]) -> Rates:
         alone = sides.sum(0) / (sides**2).sum(0)
         keep = int(np.argmin(((sides * alone - 1) ** 2).sum(0)))
         both = np.where(np.arange(2) == keep, alone, 0.0)
-    return Rates(round(l2, 2), round(float(both[0]), 1), round(float(both[1]), 2))
+    return FamilyConstants(round(l2, 2), round(float(both[0]), 1), round(float(both[1]), 2))
 
 
 def off(counted: Sequence[tuple[Counters, Features]], field: Callable[[Counters], int]) -> str:

@@ -39,7 +39,7 @@ _KINDS: dict[str, TaskKind] = {"kernel": "kernel", "gpu_memset": "memset", "gpu_
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfiledOps:
     """Kernels of each op, and the share of GPU time matched to an op."""
 
     kernels: list[tuple[Kernel, ...]]
@@ -49,7 +49,7 @@ class Profile:
     """GPU events of one iteration, for export next to a simulated timeline."""
 
 
-def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence[int]], host_ns: int) -> Profile:
+def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence[int]], host_ns: int) -> ProfiledOps:
     """Run the step `ITERATIONS` times in one profiler session. Raises `CaptureError` for lost kernels.
 
     `host_ns` is the host time of one iteration, and sets the head start.
@@ -96,7 +96,7 @@ def exported_events(session: Any) -> list[dict[str, Any]]:
     return events
 
 
-def attribute(events: list[dict[str, Any]], n_ops: int) -> Profile:
+def attribute(events: list[dict[str, Any]], n_ops: int) -> ProfiledOps:
     """Return the kernels of each op from the profiler's events, without iteration 0: a session can lose its first."""
     ranges = _Ranges(events)
     launches = {
@@ -129,7 +129,7 @@ def attribute(events: list[dict[str, Any]], n_ops: int) -> Profile:
     iterations = sorted({iteration for iteration, _ in by_op} - {0}) or [0]
     kernels = [_merge([by_op.get((i, op), []) for i in iterations], op) for op in range(n_ops)]
     first = [event for op in range(n_ops) for event in by_op.get((iterations[0], op), [])]
-    return Profile(kernels, attributed, tuple(lost), first)
+    return ProfiledOps(kernels, attributed, tuple(lost), first)
 
 
 class _Ranges:

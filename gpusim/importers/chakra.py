@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from gpusim.importers.edges import stream_edges
-from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, Work, lane_number, whole
+from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, WorkLimit, lane_number, whole
 from gpusim.importers.stream_json import EventFile
 from gpusim.io.file_limits import MAX_DOCUMENT_BYTES, MAX_PARTS, MAX_STEP_NS
 from gpusim.units import MIB, NS_PER_US, format_bytes
@@ -130,7 +130,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
     by_number = {node.number: node for node in nodes}
     edges: list[Edge] = []
     lost = 0
-    limit = Work(name)
+    limit = WorkLimit(name)
     for node in order:
         for number in _gpu_before(node, by_number, places, limit):
             before, after = places[number], places[node.number]
@@ -180,7 +180,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
     return profile
 
 
-def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int], limit: Work) -> set[int]:
+def _gpu_before(node: _Node, by_number: dict[int, _Node], places: dict[int, int], limit: WorkLimit) -> set[int]:
     """Return the GPU nodes that a node waits for, directly or through operators on the CPU."""
     gpu_nodes: set[int] = set()
     seen: set[int] = set()

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from gpusim.formats.trace import EdgeKind, Quality
-from gpusim.importers.model import Activity, Edge, Wait, Work
+from gpusim.importers.model import Activity, Edge, Wait, WorkLimit
 
 Lane = tuple[int, int, int]
 
@@ -29,7 +29,7 @@ def observed_edges(
 
     `activities` are in order of start. Raises `ImportFileError` where they combine in too many ways.
     """
-    work = Work(file)
+    work = WorkLimit(file)
     edges = stream_edges(activities)
     lanes = {activity.lane for activity in activities}
     if len(lanes) < 2:
@@ -62,7 +62,7 @@ def stream_edges(activities: Sequence[Activity], kind: EdgeKind = "stream") -> l
 
 
 def _event_edges(
-    activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int, work: Work
+    activities: Sequence[Activity], waits: Sequence[Wait], overlap_ns: int, work: WorkLimit
 ) -> tuple[list[Edge], int]:
     """Return the edges of waits; calls are numbered in the host's order."""
     lanes = _launches(activities)
@@ -102,7 +102,7 @@ def _launches(activities: Sequence[Activity]) -> dict[Lane, list[tuple[int, int]
     return lanes
 
 
-def _first_after(activities: Sequence[Activity], waits: Sequence[Wait], work: Work) -> set[int]:
+def _first_after(activities: Sequence[Activity], waits: Sequence[Wait], work: WorkLimit) -> set[int]:
     """Return the first record on a waiting stream after each wait."""
     lanes = _launches(activities)
     first: set[int] = set()
@@ -115,7 +115,7 @@ def _first_after(activities: Sequence[Activity], waits: Sequence[Wait], work: Wo
     return first
 
 
-def _assumed_edges(activities: Sequence[Activity], waiting: set[int] | None, work: Work) -> list[Edge]:
+def _assumed_edges(activities: Sequence[Activity], waiting: set[int] | None, work: WorkLimit) -> list[Edge]:
     """Return edges to each record from the last record of every other stream that had ended when it began.
 
     With `waiting`, only edges to these records, and between records of CUDA graphs.

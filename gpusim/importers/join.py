@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gpusim.formats.trace import EdgeKind, Quality
 from gpusim.importers.cuda_graph import GraphDump
 from gpusim.importers.execution_trace import Operator, OperatorTrace
-from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, Work
+from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, WorkLimit
 
 #: Least share of the operators with kernels, or of their time, that must be found in the other file.
 MIN_MATCHED = 0.95
@@ -99,7 +99,7 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
     places: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         places.setdefault(name, []).append(place)
-    work = Work(trace.file)
+    work = WorkLimit(trace.file)
     for offset in range(min(LOOK_AHEAD, len(wanted) - length + 1)):
         tried = 0
         for place in places.get(wanted[offset], ()):
@@ -120,7 +120,7 @@ def _by_names(activities: Sequence[Activity], profile: Profile, trace: OperatorT
     return None
 
 
-def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: int, work: Work) -> dict[int, int]:
+def _aligned(wanted: Sequence[str], names: Sequence[str], offset: int, place: int, work: WorkLimit) -> dict[int, int]:
     """Return positions of equal names in two sequences, skipping entries that only one of them has."""
     pairs: dict[int, int] = {}
     a, b = offset, place
@@ -295,7 +295,7 @@ def join_graph(activities: Sequence[Activity], profile: Profile, dump: GraphDump
     found_edges: dict[tuple[int, int], EdgeKind] = {}
     last_on_lane: dict[tuple[int, int, int], int] = {}
     lost = 0
-    work = Work(dump.file)
+    work = WorkLimit(dump.file)
     for index, activity in enumerate(activities):
         if index not in matched:
             if activity.lane in last_on_lane:

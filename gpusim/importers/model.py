@@ -43,7 +43,7 @@ MAX_WORK: Final = 50_000_000
 
 
 @dataclass(slots=True)
-class Work:
+class WorkLimit:
     """Counter of work that stops an import before it takes minutes or gigabytes."""
 
     file: str

@@ -18,7 +18,7 @@ from gpusim.engine.placement import waves
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Dtype
 from gpusim.layerwise.layers import Layer, LayerGraph
-from gpusim.layerwise.shares import Share, Work, backward_work, forward_work, whole
+from gpusim.layerwise.shares import PassWork, Share, backward_work, forward_work, whole
 from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Task
@@ -107,7 +107,7 @@ class TraceTimes(ShortRepr):
         tasks = [task for op in (captured.backward if backward else captured.forward) for task in self.graph.tasks[op]]
         return self.scaled(tasks, work(captured, full), work(layer, share), _elements(share, full))
 
-    def scaled(self, tasks: Sequence[Task], before: Work, after: Work, elements: float) -> list[Task]:
+    def scaled(self, tasks: Sequence[Task], before: PassWork, after: PassWork, elements: float) -> list[Task]:
         """Scale the blocks, times and traffic of kernels to another amount of work; `elements` is the output's
         ratio.
         """
@@ -116,7 +116,7 @@ class TraceTimes(ShortRepr):
         sizes = self._sizes(tasks, before, after, elements)
         return [_resized(task, size) for task, size in zip(tasks, sizes, strict=True)]
 
-    def _sizes(self, tasks: Sequence[Task], before: Work, after: Work, elements: float) -> list[_Size]:
+    def _sizes(self, tasks: Sequence[Task], before: PassWork, after: PassWork, elements: float) -> list[_Size]:
         if before == after and elements == 1.0:
             return [_Size(task.dur_ns, task.blocks, 1.0) for task in tasks]
         hardware = self.graph.hardware
@@ -172,7 +172,7 @@ def _elements(share: Share, full: Share) -> float:
     return math.prod(share.output) / math.prod(full.output)
 
 
-def _roof_ratio(before: Work, after: Work, hardware: HardwareModel, dtype: Dtype) -> tuple[float, bool]:
+def _roof_ratio(before: PassWork, after: PassWork, hardware: HardwareModel, dtype: Dtype) -> tuple[float, bool]:
     """Ratio of roofline times of the new and old work, and whether memory bounds the old work."""
     peak, bandwidth = hardware.rates.of(dtype), hardware.memory.dram_bytes_per_ns
     old = max(before.flops / peak, before.bytes / bandwidth)

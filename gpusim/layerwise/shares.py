@@ -21,7 +21,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassWork:
     """Arithmetic operations and memory traffic of one pass over a share."""
 
     flops: float
@@ -76,15 +76,15 @@ def _length(need: Need, low: int, high: int, extent: int, output_extent: int) ->
     return max(0, min(last, extent) - max(first, 0))
 
 
-def forward_work(layer: Layer, share: Share) -> Work:
+def forward_work(layer: Layer, share: Share) -> PassWork:
     """Work of the forward pass: inputs and weights are read once, outputs written once."""
     part = prod(share.output) / prod(layer.output)
     weights = layer.weight_elements * share.output[1] / layer.output[1]
     moved = share.input_elements + weights + prod(share.output)
-    return Work(layer.flops * part, moved * layer.element_bytes)
+    return PassWork(layer.flops * part, moved * layer.element_bytes)
 
 
-def backward_work(layer: Layer, share: Share) -> Work:
+def backward_work(layer: Layer, share: Share) -> PassWork:
     """Work of the backward pass: as much arithmetic for the input's gradient and for the weights' gradient, each.
 
     Inputs and outputs are read and the gradients of both are read or written; weights are read, their gradient written.
@@ -93,7 +93,7 @@ def backward_work(layer: Layer, share: Share) -> Work:
     weights = layer.weight_elements * share.output[1] / layer.output[1]
     passes = int(layer.input_gradient) + (layer.weight_elements > 0)
     moved = 2 * share.input_elements + 2 * weights + 2 * prod(share.output)
-    return Work(layer.flops * part * max(1, passes), moved * layer.element_bytes)
+    return PassWork(layer.flops * part * max(1, passes), moved * layer.element_bytes)
 
 
 def weight_elements(layer: Layer, share: Share) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.lowering import lower_program
 from gpusim.memplan.plan import MemoryPlan
-from gpusim.memplan.profile import Profile
+from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import OpTimes
@@ -37,7 +37,7 @@ class LowerBound:
         self._storages = evaluator.storages
         self._bandwidth = copies.full_bytes_per_ns(evaluator.graph.hardware.copies, to_device=False)
         self.keep_all_ns = evaluator.keep_all_ns
-        self._profile = Profile(self._storages, OpTimes.of(evaluator.graph))
+        self._profile = BytesProfile(self._storages, OpTimes.of(evaluator.graph))
         self._start_ns = _starts(evaluator)
         self._by_price = sorted(prices(self._storages, evaluator.graph.solo_ns).items(), key=lambda each: each[1])
         """Saved storages with ns a byte of recomputation, infinite where nothing computes them again."""

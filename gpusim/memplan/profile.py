@@ -17,7 +17,7 @@ from gpusim.memplan.times import OpTimes
 from gpusim.plan.allocator import rounded
 
 
-class Profile:
+class BytesProfile:
     """Bytes in use at each place of an order of ops, with nothing freed early."""
 
     def __init__(self, storages: Storages, times: OpTimes) -> None:

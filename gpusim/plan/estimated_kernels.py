@@ -117,7 +117,7 @@ SHAPES: Final[dict[str, Shape]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OpWork:
     """Amount of work of an op."""
 
     family: str
@@ -128,7 +128,7 @@ class Work:
     """Blocks of a product; 0 for other ops."""
 
 
-def work_of(trace: Trace, op: Op) -> Work:
+def work_of(trace: Trace, op: Op) -> OpWork:
     """Return the work and the family of an op, from its tensors."""
     tensors = [trace.tensors[index] for some in (op.reads, op.writes) for index in dict.fromkeys(some)]
     values = sum(prod(tensor.shape) for tensor in tensors)
@@ -137,7 +137,7 @@ def work_of(trace: Trace, op: Op) -> Work:
     product = product_of(trace, op)
     if product is None:
         kind = next((family for family, pattern in _FAMILIES if pattern.search(name)), "elementwise")
-        return Work(kind, 0.0, moved, values, 0)
+        return OpWork(kind, 0.0, moved, values, 0)
     images = product.batch if name.startswith("convolution") else 1
     tiles = ceil(product.m * images / TILE) * ceil(product.n / TILE) * (product.batch // images)
     if name == "convolution":
@@ -149,10 +149,10 @@ def work_of(trace: Trace, op: Op) -> Work:
             kind = "convolution, depthwise"
     else:
         kind = "product"
-    return Work(kind, 2.0 * product.products, moved, values, max(1, tiles))
+    return OpWork(kind, 2.0 * product.products, moved, values, max(1, tiles))
 
 
-def estimated_ns(work: Work, constants: Constants, hardware: HardwareModel, dtype: str) -> float:
+def estimated_ns(work: OpWork, constants: Constants, hardware: HardwareModel, dtype: str) -> float:
     """Return the time of an op's kernel, in ns: fixed part plus arithmetic plus memory traffic."""
     memory = hardware.memory
     share = constants.l2_frac if work.bytes < memory.l2_bytes / 2 else constants.dram_frac

@@ -52,7 +52,7 @@ DEFAULT_TILE = (32, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class FamilyConstants:
     """Fitted constants of a family."""
 
     l2: float
@@ -64,19 +64,19 @@ class Rates:
 
 
 #: Fitted by scripts/fit_traffic.py; `OTHER` has the L2 bytes of elementwise kernels.
-RATES: Final[dict[str, Rates]] = {
-    TENSOR: Rates(1.17, 925.8, 5.68),
-    FMA: Rates(1.49, 599.3, 1.98),
-    LAYOUT: Rates(1.42, 121.5, 0.0),
-    TRANSFORM: Rates(8.25, 6.3, 50.69),
-    SPLIT_SUM: Rates(1.46, 72.3, 1.97),
-    VECTORS: Rates(1.45, 40.5, 0.0),
-    STRIDED: Rates(1.56, 103.1, 1.29),
-    BN_INFERENCE: Rates(1.56, 50.5, 8.72),
-    BN_TRAINING: Rates(1.67, 252.9, 19.32),
-    POOLING: Rates(1.44, 98.8, 71.03),
-    REDUCTION: Rates(2.45, 151.2, 6.14),
-    OTHER: Rates(1.45, 102.5, 0.0),
+RATES: Final[dict[str, FamilyConstants]] = {
+    TENSOR: FamilyConstants(1.17, 925.8, 5.68),
+    FMA: FamilyConstants(1.49, 599.3, 1.98),
+    LAYOUT: FamilyConstants(1.42, 121.5, 0.0),
+    TRANSFORM: FamilyConstants(8.25, 6.3, 50.69),
+    SPLIT_SUM: FamilyConstants(1.46, 72.3, 1.97),
+    VECTORS: FamilyConstants(1.45, 40.5, 0.0),
+    STRIDED: FamilyConstants(1.56, 103.1, 1.29),
+    BN_INFERENCE: FamilyConstants(1.56, 50.5, 8.72),
+    BN_TRAINING: FamilyConstants(1.67, 252.9, 19.32),
+    POOLING: FamilyConstants(1.44, 98.8, 71.03),
+    REDUCTION: FamilyConstants(2.45, 151.2, 6.14),
+    OTHER: FamilyConstants(1.45, 102.5, 0.0),
 }
 #: L2 bytes of a kernel without data: its code and constants.
 LEAST_L2_BYTES = 70_000

@@ -22,7 +22,7 @@ MAX_CELL: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OpRow:
     """An op with GPU work; times in ns from the start of the step, None without own kernels."""
 
     place: int
@@ -46,7 +46,7 @@ def sync_of(simulated: Simulated) -> SyncPlan:
     return plan_sync(graph.trace, graph.preds, schedule.order, schedule.streams)
 
 
-def schedule_rows(simulated: Simulated) -> list[Row]:
+def schedule_rows(simulated: Simulated) -> list[OpRow]:
     """Return the ops with work, in launch order."""
     schedule, trace, timeline = simulated.schedule, simulated.graph.trace, simulated.timeline
     spans: dict[int, tuple[int, int]] = {}
@@ -56,7 +56,7 @@ def schedule_rows(simulated: Simulated) -> list[Row]:
         spans[task.op] = min(first_ns, start_ns), max(last_ns, end_ns)
         kernels[task.op] = kernels.get(task.op, 0) + 1
     sync = sync_of(simulated)
-    rows: list[Row] = []
+    rows: list[OpRow] = []
     for op, waits in zip(schedule.order, sync.waits, strict=True):
         recorded = trace.ops[op]
         if not works(recorded):
@@ -64,7 +64,7 @@ def schedule_rows(simulated: Simulated) -> list[Row]:
         number = schedule.variants[op] if schedule.variants else 0
         span = spans.get(op)
         rows.append(
-            Row(
+            OpRow(
                 place=len(rows) + 1,
                 stream=schedule.streams[op],
                 op=recorded.name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpusim.errors import OptionError, OutputError
 from gpusim.io.files import check_writable, write_bytes
-from gpusim.sweep.store import COLUMNS, Row, column_types
+from gpusim.sweep.store import COLUMNS, PointRow, column_types
 from gpusim.text import csv_cell, short_value
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_export(path: Path) -> None:
     check_writable(path)
 
 
-def rows_frame(rows: Sequence[Row]) -> pd.DataFrame:
+def rows_frame(rows: Sequence[PointRow]) -> pd.DataFrame:
     """Return a data frame of one row per point, with the store's columns; numbers of failed points are missing."""
     import pandas as pd
 
@@ -40,7 +40,7 @@ def rows_frame(rows: Sequence[Row]) -> pd.DataFrame:
     return frame.astype({name: _PANDAS_TYPES[kind] for name, (kind, _) in column_types().items()})
 
 
-def export_rows(rows: Sequence[Row], path: Path) -> None:
+def export_rows(rows: Sequence[PointRow], path: Path) -> None:
     """Write rows as Parquet or CSV, by suffix, atomically. Raises `OptionError`, `OutputError`."""
     check_export(path)
     frame = rows_frame(rows)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gpusim.sweep.grid import Grid, Point
 from gpusim.sweep.point import Result
-from gpusim.sweep.store import Row, Store, make_row
+from gpusim.sweep.store import PointRow, Store, make_row
 
 
 class Workers(Protocol):
@@ -42,7 +42,7 @@ class Progress:
     failed: int
     points_per_s: float
     """Rate of this run."""
-    best: Row | None
+    best: PointRow | None
     """Row of this run with the largest speed-up."""
 
 
@@ -90,7 +90,7 @@ def run_sweep(
     before = len(grid.points) - len(todo)
     computed = failed = 0
     bugs: list[str] = []
-    best: Row | None = None
+    best: PointRow | None = None
     begin = time.monotonic()
     interrupted = False
     with _interrupts() as pressed, contextlib.closing(workers.run(grid, todo)) as batches:
@@ -115,7 +115,7 @@ def run_sweep(
     return Swept(len(grid.points), before, computed, failed, interrupted, time.monotonic() - begin)
 
 
-def _speedup(row: Row) -> float:
+def _speedup(row: PointRow) -> float:
     return row.speedup or 0.0
 
 

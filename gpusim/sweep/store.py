@@ -36,7 +36,7 @@ MAX_VALUE_BYTES: Final = MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PointRow:
     """One point in the store; times in ns, sizes in bytes. A failed point has an error and no numbers."""
 
     key: str
@@ -76,7 +76,7 @@ class Row:
     """Version of gpusim, with a hash of the simulating code."""
 
 
-COLUMNS: Final = tuple(field.name for field in fields(Row))
+COLUMNS: Final = tuple(field.name for field in fields(PointRow))
 _SQL_TYPES: Final = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
 
 
@@ -84,14 +84,14 @@ def column_types() -> dict[str, tuple[str, bool]]:
     """Return for every column the type's name (`str`, `int`, `bool`, `float`), and True if it may be empty."""
     return {
         field.name: (str(field.type).removesuffix(" | None"), str(field.type).endswith(" | None"))
-        for field in fields(Row)
+        for field in fields(PointRow)
     }
 
 
-def make_row(grid: Grid, point: Point, result: Result) -> Row:
+def make_row(grid: Grid, point: Point, result: Result) -> PointRow:
     """Return the row of a finished point."""
     trace, hardware, outcome = grid.traces[point.trace_hash], grid.hardware[point.hardware_hash], result.outcome
-    return Row(
+    return PointRow(
         key=point.key,
         trace=trace.name,
         network=trace.network,
@@ -182,7 +182,7 @@ class Store:
             rows = self.connection.execute("SELECT key, error IS NULL FROM points")
             return {str(key): bool(good) for key, good in rows}
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[PointRow]) -> None:
         """Add rows, which are on disk on return; a row with the same key is replaced."""
         marks = ", ".join("?" for _ in COLUMNS)
         with self._explaining():
@@ -190,7 +190,7 @@ class Store:
             self.connection.execute("COMMIT")
             self.connection.execute("BEGIN IMMEDIATE")
 
-    def rows(self, keys: Iterable[str] | None = None) -> list[Row]:
+    def rows(self, keys: Iterable[str] | None = None) -> list[PointRow]:
         """Return all rows, or those with the given keys, ordered by names."""
         order = "trace, hardware, policy, streams, engine, seed, version, key"
         wanted = None if keys is None else set(keys)
@@ -252,7 +252,7 @@ class Store:
             raise SweepError(str(self.path), "is damaged: its tables are not those of a store")
         run(f"PRAGMA busy_timeout = {READER_WAIT_MS}")
 
-    def _row(self, values: tuple[object, ...]) -> Row:
+    def _row(self, values: tuple[object, ...]) -> PointRow:
         """Return a row after checking its values against `make_row`; SQLite itself accepts any type in any column."""
         named = dict(zip(COLUMNS, values, strict=True))
         for name, (kind, optional) in column_types().items():
@@ -266,7 +266,7 @@ class Store:
                 problem = f"is damaged: a point has {'no' if named[name] is None else 'an error and a'} '{name}'"
                 raise SweepError(str(self.path), problem)
         named["calibrated"] = bool(named["calibrated"])
-        return Row(**named)  # type: ignore[arg-type]
+        return PointRow(**named)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console
-from gpusim.sweep.store import Row
+from gpusim.sweep.store import PointRow
 from gpusim.text import message
 from gpusim.units import format_times_ns
 
@@ -21,7 +21,7 @@ SHOWN_FAILURES = 5
 class Best:
     """The fastest point of a trace on a GPU."""
 
-    row: Row
+    row: PointRow
     points: int
     """Number of candidate points."""
 
@@ -43,14 +43,14 @@ class Failure:
     points: int
 
 
-def hardware_label(row: Row) -> str:
+def hardware_label(row: PointRow) -> str:
     """Return the hardware model's name, marked `(uncalibrated)` if it is."""
     return row.hardware if row.calibrated else f"{row.hardware} (uncalibrated)"
 
 
-def best_points(rows: Sequence[Row]) -> list[Best]:
+def best_points(rows: Sequence[PointRow]) -> list[Best]:
     """Return the fastest point of each trace, hardware model, engine and version; of equal ones, the fewest streams."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[PointRow]] = {}
     for row in rows:
         if row.makespan_ns is not None:
             key = (row.trace_hash, row.hardware_hash, row.engine, row.version)
@@ -61,13 +61,13 @@ def best_points(rows: Sequence[Row]) -> list[Best]:
     ]
 
 
-def failures(rows: Sequence[Row]) -> list[Failure]:
+def failures(rows: Sequence[PointRow]) -> list[Failure]:
     """Return the errors of failed points, most frequent first."""
     counts = Counter((row.trace, hardware_label(row), row.error) for row in rows if row.error is not None)
     return [Failure(trace, hardware, error, count) for (trace, hardware, error), count in counts.most_common()]
 
 
-def summary_document(rows: Sequence[Row]) -> dict[str, Any]:
+def summary_document(rows: Sequence[PointRow]) -> dict[str, Any]:
     """Return the results for `sweep --json`."""
     return {
         "best": [
@@ -90,7 +90,7 @@ def summary_document(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def print_summary(rows: Sequence[Row]) -> None:
+def print_summary(rows: Sequence[PointRow]) -> None:
     """Print the best policy of each trace and hardware model, and failures."""
     out = console()
     table = Table(show_edge=False, header_style="bold")

@@ -30,7 +30,7 @@ from gpusim.gpu.capture.calls import JointGraph
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
 from gpusim.gpu.capture.rebuild import Rebuilt, rebuild
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
-from gpusim.gpu.profiling import Profile
+from gpusim.gpu.profiling import ProfiledOps
 from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.trace.check import check_trace
 from tests.support.helpers import kernel, make_trace, op, with_kernels
@@ -648,8 +648,8 @@ def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         def replay(self) -> None:
             pass
 
-    def profile(runner: Runner, *_: Any) -> Profile:
-        return Profile([(kernel(1000),) if op.writes else () for op in runner.trace.ops], 1.0, (), [])
+    def profile(runner: Runner, *_: Any) -> ProfiledOps:
+        return ProfiledOps([(kernel(1000),) if op.writes else () for op in runner.trace.ops], 1.0, (), [])
 
     timing = Timing(median_ns=1000, lo_ns=1000, hi_ns=1000, rounds=1)
     gpu = make_trace([op("a", "x")]).provenance.gpu

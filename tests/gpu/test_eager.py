@@ -19,7 +19,7 @@ from gpusim.gpu.capture.capture import capture
 from gpusim.gpu.capture.eager import EAGER_ROUNDS, WARMUP_STEPS, EagerTimes, paced, time_eager
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.options import CaptureOptions
-from gpusim.gpu.profiling import Profile
+from gpusim.gpu.profiling import ProfiledOps
 from gpusim.plan.eager import STEPS_IN_A_ROW
 from tests.support.helpers import kernel, make_trace, op
 from tests.support.networks import CPU, on_cpu, spec
@@ -182,10 +182,10 @@ def test_capture_keeps_the_eager_pace_but_profiles_at_its_own(monkeypatch: pytes
     asked: list[int] = []
     given_by_gpu = msgspec.structs.replace(make_trace([op("a", "x")]).provenance.gpu)
 
-    def profile(runner: Any, state: Any, releases: Any, host_ns: int) -> Profile:
+    def profile(runner: Any, state: Any, releases: Any, host_ns: int) -> ProfiledOps:
         asked.append(host_ns)
         kernels = [(kernel(1000),) if op.writes else () for op in runner.trace.ops]
-        return Profile(kernels, 1.0, (), [])
+        return ProfiledOps(kernels, 1.0, (), [])
 
     class Recorder:
         def __init__(self, *_: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from gpusim.errors import CaptureError
 from gpusim.gpu import profiling
-from gpusim.gpu.profiling import RANGE, Profile, attribute, exported_events, kernel_of, profiled
+from gpusim.gpu.profiling import RANGE, ProfiledOps, attribute, exported_events, kernel_of, profiled
 
 Event = dict[str, Any]
 THREAD = 7
@@ -59,7 +59,7 @@ def session(
     return events
 
 
-def names_of(profile: Profile) -> list[list[str]]:
+def names_of(profile: ProfiledOps) -> list[list[str]]:
     return [[found.name for found in kernels] for kernels in profile.kernels]
 
 

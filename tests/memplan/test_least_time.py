@@ -18,7 +18,7 @@ from gpusim.memplan.policies.capuchin import capuchin
 from gpusim.memplan.policies.checkpoint import checkpoint
 from gpusim.memplan.policies.least_time import LeastTime, least_time
 from gpusim.memplan.policies.vdnn import vdnn_all
-from gpusim.memplan.profile import Profile
+from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.units import parse_bytes
@@ -132,7 +132,7 @@ def test_quick_estimate_is_the_allocators_peak_where_nothing_is_rounded(
     storages, times = Storages.of(trace), OpTimes.of(graph_of(trace))
     moved = [s for n, s in enumerate(storages.saved) if n in chosen]
     needs = first_needs(storages, times, moved)
-    level = Profile(storages, times).level_bytes(last_forward_places(storages, times, storages.saved), needs, ())
+    level = BytesProfile(storages, times).level_bytes(last_forward_places(storages, times, storages.saved), needs, ())
     room = Room(level.tolist(), int(level.max()))
     offloads = place_copies(storages, times, Link.of(graph_of(trace)), moved, needs, room)
     setting = setting_of(trace)

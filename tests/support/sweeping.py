@@ -20,7 +20,7 @@ from gpusim.formats.trace import Trace
 from gpusim.sweep.grid import Grid, Point, build_grid
 from gpusim.sweep.point import Result, compute
 from gpusim.sweep.run import run_sweep
-from gpusim.sweep.store import COLUMNS, Row, Store
+from gpusim.sweep.store import COLUMNS, PointRow, Store
 from gpusim.trace.store import write_trace
 from tests.support.helpers import Step, kernel, make_trace, wide_trace
 
@@ -132,7 +132,7 @@ def write_traces(folder: Path, widths: Sequence[int] = (3, 5)) -> list[Path]:
     return paths
 
 
-def numbers(rows: Sequence[Row]) -> dict[str, tuple[object, ...]]:
+def numbers(rows: Sequence[PointRow]) -> dict[str, tuple[object, ...]]:
     """Return the part of the rows that does not depend on the worker: everything except time and worker."""
     differing = ("key", "seconds", "worker")
     return {row.key: tuple(getattr(row, name) for name in COLUMNS if name not in differing) for row in rows}
@@ -191,14 +191,14 @@ def over_the_limit() -> Trace:
     return replace(trace, provenance=provenance)
 
 
-def computed(grid: Grid, path: Path) -> list[Row]:
+def computed(grid: Grid, path: Path) -> list[PointRow]:
     """Return the rows of an undisturbed sweep."""
     with Store(path) as store:
         run_sweep(grid, store, InThisProcess())
         return store.rows()
 
 
-def rows_of(path: Path) -> list[Row]:
+def rows_of(path: Path) -> list[PointRow]:
     with Store(path, write=False) as store:
         return store.rows()
 

@@ -21,7 +21,7 @@ from gpusim.formats.sweep import Sweep
 from gpusim.sweep.grid import Grid, build_grid, code_version
 from gpusim.sweep.local import LocalWorkers
 from gpusim.sweep.run import Progress, run_sweep
-from gpusim.sweep.store import Row, Store
+from gpusim.sweep.store import PointRow, Store
 from tests.support.sweeping import ENGINE, ROOT, Spy, finished, gpusim, numbers, wait_until, write_traces
 
 pytestmark = pytest.mark.cluster
@@ -113,7 +113,7 @@ def small_grid(folder: Path, **fields: Any) -> Grid:
     return build_grid(Sweep(traces=tuple(map(str, write_traces(folder))), **given))
 
 
-def local_rows(grid: Grid, folder: Path) -> list[Row]:
+def local_rows(grid: Grid, folder: Path) -> list[PointRow]:
     with Store(folder / "local.sqlite") as store:
         run_sweep(grid, store, LocalWorkers(1))
         return store.rows()

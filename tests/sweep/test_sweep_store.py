@@ -21,7 +21,7 @@ from gpusim.formats.sweep import Sweep
 from gpusim.sweep import store as store_module
 from gpusim.sweep.export import export_rows
 from gpusim.sweep.grid import Grid, build_grid
-from gpusim.sweep.store import COLUMNS, STORE_VERSION, Row, Store, column_types
+from gpusim.sweep.store import COLUMNS, STORE_VERSION, PointRow, Store, column_types
 from gpusim.trace.store import write_trace
 from tests.cli.test_cli import Run, refused, run
 from tests.support.sweeping import (
@@ -175,7 +175,7 @@ def test_full_disk_is_one_line_and_keeps_what_was_stored(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> list[Row]:
+def mixed(tmp_path: Path) -> list[PointRow]:
     """Rows with and without numbers."""
     write_trace(over_the_limit(), tmp_path / "big.json")
     write_traces(tmp_path, (3,))
@@ -193,7 +193,7 @@ def read_back(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 @pytest.mark.cluster
-def test_parquet_gives_the_rows_back(mixed: list[Row], tmp_path: Path) -> None:
+def test_parquet_gives_the_rows_back(mixed: list[PointRow], tmp_path: Path) -> None:
     """Needs pyarrow, which comes with dask in the extra `sweep`."""
     export_rows(mixed, tmp_path / "t.parquet")
     frame = pd.read_parquet(tmp_path / "t.parquet")
@@ -203,7 +203,7 @@ def test_parquet_gives_the_rows_back(mixed: list[Row], tmp_path: Path) -> None:
     assert any(row.error for row in mixed)
 
 
-def test_csv_gives_the_rows_back(mixed: list[Row], tmp_path: Path) -> None:
+def test_csv_gives_the_rows_back(mixed: list[PointRow], tmp_path: Path) -> None:
     export_rows(mixed, tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))

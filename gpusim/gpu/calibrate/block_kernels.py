@@ -99,7 +99,7 @@ _MEMORY = (
 
 
 @dataclass(frozen=True)
-class Work:
+class ChunkCode:
     """One kind of work: the CUDA code of a warp's chunk, and the memory that it reads."""
 
     setup: str
@@ -118,23 +118,23 @@ class Work:
 #: Memory that work reads, in bytes: far more than the L2 cache holds, and well within it.
 DRAM_BYTES, L2_BYTES = 4096 * MIB, 16 * MIB
 
-WORK: Final[Mapping[str, Work]] = {
-    "fma": Work(
+WORK: Final[Mapping[str, ChunkCode]] = {
+    "fma": ChunkCode(
         "float a[8]; for (int i = 0; i < 8; i++) a[i] = threadIdx.x + i; float m = 0.999f + mask * 1e-12f;",
         "#pragma unroll\nfor (int j = 0; j < 32; j++) {\n#pragma unroll\n"
         "for (int i = 0; i < 8; i++) a[i] = a[i] * m + 0.5f; }",
         "a[0] + a[1] + a[2] + a[3] + a[4] + a[5] + a[6] + a[7] == 12345.678f",
     ),
-    "tensor": Work(
+    "tensor": ChunkCode(
         "float d[4][4]; for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) d[i][j] = i + j;"
         " unsigned x = __float_as_uint(1e-3f * threadIdx.x);",
         "#pragma unroll\nfor (int j = 0; j < 8; j++) {\n#pragma unroll\n"
         f"for (int i = 0; i < 4; i++) asm volatile({_MMA}); }}",
         "d[0][0] + d[1][1] + d[2][2] + d[3][3] == 12345.678f",
     ),
-    "l2": Work(*_MEMORY, mask=L2_BYTES // 16 - 1, chunk_bytes=4096),
-    "dram": Work(*_MEMORY, mask=DRAM_BYTES // 16 - 1, chunk_bytes=4096),
-    "latency": Work(
+    "l2": ChunkCode(*_MEMORY, mask=L2_BYTES // 16 - 1, chunk_bytes=4096),
+    "dram": ChunkCode(*_MEMORY, mask=DRAM_BYTES // 16 - 1, chunk_bytes=4096),
+    "latency": ChunkCode(
         "unsigned at = (blockIdx.x * blockDim.x + threadIdx.x) & mask;",
         "#pragma unroll\nfor (int i = 0; i < 4; i++) at = (at + 262112 + __ldcg(data + at)) & mask;",
         "at == 0xffffffffu",

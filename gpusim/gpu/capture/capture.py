@@ -20,7 +20,7 @@ from gpusim.gpu.capture.variants import with_variants
 from gpusim.gpu.capture.workspaces import op_workspaces
 from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.gpu.isolate import alone
-from gpusim.gpu.profiling import Profile, host_times, profile_ops
+from gpusim.gpu.profiling import ProfiledOps, host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder
 from gpusim.gpu.replay.execute import InitialState, Runner, make_initial
 from gpusim.gpu.replay.timing import time_typical
@@ -37,7 +37,7 @@ class Captured:
     trace: Trace
     loss_error: float
     gradient_error: float
-    profile: Profile
+    profile: ProfiledOps
 
 
 @explain_out_of_memory

@@ -20,7 +20,7 @@ from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.inductor.kernels import Compiling, functions_of
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
 from gpusim.gpu.optimize.lists import with_split_lists
-from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.slots import Gradients, Places, States
 
 #: Types that a step may return in addition to tensors: constant, and never a tensor in disguise.
@@ -96,7 +96,9 @@ class Computed:
     tensor: int
 
 
-def capture_bound(step: UserStep, rates: Rates, options: CaptureOptions, inputs: Sequence[torch.Tensor]) -> Captured:
+def capture_bound(
+    step: UserStep, rates: LearningRates, options: CaptureOptions, inputs: Sequence[torch.Tensor]
+) -> Captured:
     """Record a step, check it against itself and bind it to the user's tensors. `inputs` are copied at each call.
 
     Raises `CaptureError` for steps that cannot be captured: they read elements, change shapes with data, or differ from

@@ -26,7 +26,7 @@ from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, 
 from gpusim.gpu.optimize.executors import Executor, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
-from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
@@ -117,7 +117,7 @@ class StepMaker:
                 raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
             snapshot.check_objects()
             eager_ns = self.executor.time_call_ns(step.run)
-        rates = Rates(step.optimizers, self.executor.device)
+        rates = LearningRates(step.optimizers, self.executor.device)
         self.say("recording its operators")
         with put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs)
@@ -188,7 +188,7 @@ class StepMaker:
         self,
         step: UserStep,
         captured: Captured,
-        rates: Rates,
+        rates: LearningRates,
         fronts: Sequence[Captured],
         other: Inductors,
         kept: frozenset[int],
@@ -311,7 +311,7 @@ class StepMaker:
         self,
         step: UserStep,
         captured: Captured,
-        rates: Rates,
+        rates: LearningRates,
         ranked: Sequence[Candidate],
         kept: frozenset[int],
     ) -> Checked:

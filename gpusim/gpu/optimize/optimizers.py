@@ -24,7 +24,7 @@ _LAUNCHING: Final = ("params", "foreach", "fused", "capturable")
 STEP: Final = "step"
 
 
-class Rates:
+class LearningRates:
     """Learning rates of optimizers as GPU tensors, for groups whose kernels take one."""
 
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:

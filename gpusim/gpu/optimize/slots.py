@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.optimize.optimizers import STEP, Rates
+from gpusim.gpu.optimize.optimizers import STEP, LearningRates
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class States:
         self._shown: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     @classmethod
-    def of(cls, step: UserStep, rates: Rates, used: Mapping[int, float]) -> States:
+    def of(cls, step: UserStep, rates: LearningRates, used: Mapping[int, float]) -> States:
         """Find the states of the current optimizers; `used` has, by id, the step's states and the increments of counts.
 
         Call it while `rates.in_use()`: counts are then on the device, and the user's show copies in host memory.

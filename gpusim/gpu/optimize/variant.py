@@ -11,13 +11,15 @@ from torch.utils import _pytree as pytree
 from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
 from gpusim.gpu.optimize.copies import Copies, fresh
 from gpusim.gpu.optimize.executors import Ready
-from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.optimizers import LearningRates
 
 
 class Variant:
     """A schedule that runs on the user's tensors; `run` takes the tensors among the arguments."""
 
-    def __init__(self, captured: Captured, rates: Rates, ready: Ready, kept: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, captured: Captured, rates: LearningRates, ready: Ready, kept: frozenset[int] = frozenset()
+    ) -> None:
         self.captured, self.rates, self.ready = captured, rates, ready
         self._kept = kept
         self.options = rates.other_options()

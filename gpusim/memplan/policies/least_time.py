@@ -35,7 +35,7 @@ from gpusim.memplan.policies.capuchin import by_msps, capuchin
 from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.layrub import weights_first
 from gpusim.memplan.policies.runs import Runs
-from gpusim.memplan.profile import Profile
+from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos
 from gpusim.memplan.storages import Storages
@@ -95,7 +95,7 @@ class LeastTime:
         self.times = OpTimes.of(setting.graph, self.order)
         self.link = setting.link
         self.uses = Uses.of(self.storages, self.times.place)
-        self.profile = Profile(self.storages, self.times)
+        self.profile = BytesProfile(self.storages, self.times)
         self.redos = lru_cache(maxsize=RECENT)(self._redos_of)
         self._floors: dict[_Choice, int] = {}
         self._planned: dict[tuple[_Choice, int], _Planned] = {}

@@ -21,7 +21,7 @@ from gpusim.gpu.optimize.captured import capture_bound
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.fused import fused
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
-from gpusim.gpu.optimize.optimizers import Rates
+from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.peers import Exact, make
 from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.optimize.variant import Variant
@@ -255,12 +255,12 @@ def test_random_schedules_of_inductors_kernels_in_a_poisoned_arena_compute_the_s
     given = Given(model, None, None)
     step = given.step((data[0].clone(),), {}, executor.device)
     inputs = [tensor for _, tensor in step.named.values()]
-    captured = fused(step, capture_bound(step, Rates([], executor.device), given.options(step, 0), inputs))
+    captured = fused(step, capture_bound(step, LearningRates([], executor.device), given.options(step, 0), inputs))
     trace = executor.measured(captured, 0, lambda _: None)
     graph = OpGraph.build(trace, executor.hardware()[0])
     for number in range(20):
         ready = executor.prepare(captured, trace, random_schedule(graph, number, 0))
-        variant = Variant(captured, Rates([], executor.device), ready)
+        variant = Variant(captured, LearningRates([], executor.device), ready)
         with torch.no_grad():
             for x in data:
                 close(variant.run([x]), model(x))
@@ -306,12 +306,12 @@ def test_random_schedules_in_a_poisoned_arena_compute_the_same() -> None:
     given = Given(model, None, None)
     step = given.step((data[0].clone(),), {}, executor.device)
     inputs = [tensor for _, tensor in step.named.values()]
-    captured = capture_bound(step, Rates([], executor.device), given.options(step, 0), inputs)
+    captured = capture_bound(step, LearningRates([], executor.device), given.options(step, 0), inputs)
     trace = executor.measured(captured, 0, lambda _: None)
     graph = OpGraph.build(trace, executor.hardware()[0])
     for number in range(20):
         ready = executor.prepare(captured, trace, random_schedule(graph, number, 0))
-        variant = Variant(captured, Rates([], executor.device), ready)
+        variant = Variant(captured, LearningRates([], executor.device), ready)
         with torch.no_grad():
             for x in data:
                 close(variant.run([x]), model(x))
