@@ -1,9 +1,9 @@
-"""Schedules found earlier, on disk: the second start of a program does not search.
+"""Schedules and memory plans found earlier, on disk: the second start of a program does not search or plan.
 
-An entry holds a schedule, its kernels' origin and choice, and measured times; never kernels or code. Those of Inductor
-are compiled again, and must be the same. It is keyed by the step's structure, the GPU, the versions of the libraries
-and of gpusim, and the options. An entry that cannot be read, or is illegal for the step, is skipped with a message;
-each step is verified against eager in any case.
+An entry holds a schedule, its memory plan if it has one, its kernels' origin and choice, and measured times; never
+kernels or code. Those of Inductor are compiled again, and must be the same. It is keyed by the step's structure, the
+GPU, the versions of the libraries and of gpusim, and the options. An entry that cannot be read, or is illegal for the
+step, is skipped with a message; each step is verified against eager in any case.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from gpusim.errors import GpusimError, ScheduleError
+from gpusim.formats.memory_plan import MemoryPlanDocument
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
 from gpusim.io.file_limits import MAX_PARTS, MAX_STREAMS
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import is_legal_order
 from gpusim.plan.schedule import Schedule
 from gpusim.trace.dependencies import dependencies
@@ -56,6 +58,8 @@ class Entry(Document, frozen=True, kw_only=True):
     """Stream of each op."""
     chosen: dict[str, Variant]
     """Index of an op, as text -> kernels that it runs instead of the captured ones."""
+    plan: MemoryPlanDocument | None = None
+    """Memory plan that runs instead of the schedule, where no schedule keeps the memory limit."""
     eager_ns: Nanoseconds
     """Measured times: the user's own step, the sequential graph, and this schedule."""
     sequential_ns: Nanoseconds
@@ -82,8 +86,8 @@ def made_for(trace: Trace, facts: Mapping[str, str]) -> dict[str, str]:
 
 def find(
     trace: Trace, facts: Mapping[str, str], fused: Callable[[str], Trace], say: Callable[[str], None]
-) -> tuple[Entry, Trace, Schedule] | None:
-    """Return the entry of a step, the trace with its chosen variants, and its schedule; None where there is none.
+) -> tuple[Entry, Trace, Schedule, MemoryPlan | None] | None:
+    """Return a step's entry, the trace with its chosen variants, its schedule and its memory plan, or None without one.
 
     `trace` is the step as ATen calls, and `fused` returns it as Inductor's kernels in a style, for entries of these.
     """
@@ -99,12 +103,13 @@ def find(
         if entry.kernels != structure_hash(of_kernels):
             raise ScheduleError(str(path), "is for other kernels than torch makes now", place="$.kernels")
         with_chosen, schedule = _checked(entry, of_kernels, str(path))
+        plan = None if entry.plan is None else MemoryPlan.from_document(entry.plan, with_chosen, str(path))
     except GpusimError as cause:
         say(f"passed over in the cache: {cause}")
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return entry, with_chosen, schedule
+    return entry, with_chosen, schedule, plan
 
 
 def keep(
@@ -113,6 +118,7 @@ def keep(
     trace: Trace,
     style: str,
     schedule: Schedule,
+    plan: MemoryPlan | None,
     measured: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> None:
@@ -135,6 +141,7 @@ def keep(
         order=schedule.order,
         streams=schedule.streams,
         chosen=chosen,
+        plan=None if plan is None else plan.to_document(trace),
         **measured,
     )
     try:

@@ -23,13 +23,17 @@ from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
 from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
-from gpusim.gpu.optimize.executors import Executor, restored
+from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
+from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.plan import MemoryPlan
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.units import format_bytes, format_ns
 
@@ -125,16 +129,16 @@ class StepMaker:
         facts = self._facts()
         cached = cache.find(captured.trace, facts, other.trace, self.say)
         if cached is not None:
-            entry, trace, schedule = cached
+            entry, trace, schedule, plan = cached
             of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
             try:
                 with put_back(step), restored(captured):
-                    ready = self.executor.prepare(of_kernels, trace, schedule)
+                    ready = self._prepared(of_kernels, trace, schedule, plan)
                 limit_bytes = self.wanted.memory_limit_bytes
                 if limit_bytes is not None and ready.peak_bytes > limit_bytes:
                     raise ReplayError(f"it takes {format_bytes(ready.peak_bytes)} now")
                 before = Candidate(
-                    of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns
+                    of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
                 )
                 verified = self._verified(step, captured, rates, [before], kept)
             except CANNOT_RUN as cause:
@@ -165,14 +169,21 @@ class StepMaker:
             "interval_ns": chosen.interval_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        if chosen.plan is None:  # an entry holds a schedule; a plan takes only seconds
-            style = front.captured.style
-            cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, measured, self.say)
+        style = front.captured.style
+        cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, chosen.plan, measured, self.say)
         _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
         sequential = front.sequential
         without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem
         return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, without)
+
+    def _prepared(self, of_kernels: Captured, trace: Trace, schedule: Schedule, plan: MemoryPlan | None) -> Ready:
+        """Return a schedule, or the memory plan that replaces it, ready to run."""
+        if plan is None:
+            return self.executor.prepare(of_kernels, trace, schedule)
+        hardware, _ = self.executor.hardware()
+        evaluator = MemoryEvaluator(OpGraph.build(trace, hardware))
+        return prepare_memory(of_kernels, evaluator, evaluator.evaluate(plan), self.executor.device, self.say).ready
 
     def _fronts(self, captured: Captured, other: Inductors, left_s: Callable[[], float]) -> list[Captured]:
         """Return the step with each kind of kernels to try. Raises `CaptureError` where there are none."""

@@ -6,7 +6,9 @@ On the CPU, where copies are ordinary ones: what a plan moves or computes again 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
-from gpusim.gpu.optimize import memory
+from gpusim.gpu.optimize import choose, memory
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.units import parse_bytes
 from tests.support.optimizing import Batch, Twins, eager_step, fast
@@ -166,3 +168,38 @@ def test_a_plan_over_the_limit_is_made_again_for_less(monkeypatch: pytest.Monkey
     assert made[0] + extra > limit
     assert step.gain is not None
     assert step.gain.peak_bytes <= limit
+
+
+def cached_plan(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the only entry of the cache that has a memory plan."""
+    found = [(path, json.loads(path.read_text())) for path in (tmp_path / "cache").glob("*.json")]
+    ((path, entry),) = [(path, entry) for path, entry in found if entry.get("plan")]
+    return path, entry
+
+
+def test_the_second_start_plans_nothing_and_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = least_bytes() * 9 // 10
+    model = chain()
+    first = within(model, sgd(model.parameters()), limit)
+    assert cached_plan(tmp_path)[1]["plan"]["policy"] == "least_time"
+    monkeypatch.setattr(memory, "compare_policies", lambda *_, **__: pytest.fail("planned again"))
+    monkeypatch.setattr(choose, "explore", lambda *_, **__: pytest.fail("searched again"))
+    twins = Limited(sgd, limit)
+    assert twins.fast.gain.decided_by == "what was found before"
+    assert (twins.fast.gain.policy, twins.fast.gain.peak_bytes) == (first.gain.policy, first.gain.peak_bytes)
+    twins.train(data(3))
+    twins.check()
+
+
+def test_a_plan_of_another_step_in_the_cache_is_passed_over(tmp_path: Path) -> None:
+    """A changed entry is not run: it is planned again, and the step is that of eager."""
+    limit = least_bytes() * 9 // 10
+    model = chain()
+    within(model, sgd(model.parameters()), limit)
+    path, entry = cached_plan(tmp_path)
+    entry["plan"]["trace_hash"] = "0" * 32
+    path.write_text(json.dumps(entry))
+    twins = Limited(sgd, limit)
+    assert twins.fast.gain.decided_by != "what was found before"
+    twins.train(data(2))
+    twins.check()
