@@ -26,7 +26,10 @@ with st.spinner("Simulating ..."):
     alone = results.sequential_of(choice)
 capacity = choice.hardware.memory.dram_bytes
 share = f"{view.percent(timeline.peak_bytes / capacity)} of the {format_bytes(capacity)} of {choice.hardware.label}"
-beside = f"One stream needs {format_bytes(alone.peak_bytes)}."
+beside = (
+    f"One stream needs {format_bytes(alone.peak_bytes)}. Gradients and outputs count from the start of the step here; "
+    "Memory plans counts them once they are made, and workspaces besides."
+)
 if timeline.peak_bytes <= capacity:
     html.answer("yes", f"Yes. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)
 else:

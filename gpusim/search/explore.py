@@ -125,7 +125,7 @@ class Explored:
 
     @property
     def schedule(self) -> Schedule:
-        """Recommended schedule."""
+        """Recommended schedule, without its memory actions (`memory_plan` has them)."""
         return self.best.schedule
 
     @property
