@@ -27,6 +27,9 @@ from gpusim.trace.check import check_trace
 MAX_EDGES: Final = 8 * file_limits.MAX_PARTS
 #: Most execution traces tried for one profile.
 MAX_TRIED: Final = 64
+#: What to do with a profile without kernels.
+_PROFILE_AGAIN: Final = "profile with activities=[CPU, CUDA] on a machine with a GPU"
+_NSYS_AGAIN: Final = "profile with `nsys profile --trace=cuda` on a machine with a GPU"
 _NUMBERS: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -128,7 +131,7 @@ def _profile(contents: Contents, rank: int | None) -> tuple[Profile, list[Findin
             if finding.code in WITHOUT_KERNELS:
                 raise ImportFileError(first.file, f"is {format_name}: {finding.text}; {finding.action}")
         operators = f" ({first.nodes} operators ran on the CPU)" if first.nodes else ""
-        fix = "profile with activities=[CPU, CUDA] on a machine with a GPU"
+        fix = _NSYS_AGAIN if first.format == "nsys-sqlite" else _PROFILE_AGAIN
         raise ImportFileError(first.file, f"is {format_name} without a GPU kernel{operators}; {fix}")
     if rank is not None:
         ranked = {

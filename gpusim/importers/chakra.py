@@ -85,7 +85,7 @@ def read_chakra_json(pieces: Iterator[bytes], name: str) -> Profile:
                 )
             )
     if not nodes:
-        raise ImportFileError(name, "has no nodes in 'workload_graph'")
+        raise ImportFileError(name, "is a Chakra trace without nodes in 'workload_graph': record the step again")
     return _profile(nodes, {}, name, "chakra-json", "Chakra (JSON)")
 
 

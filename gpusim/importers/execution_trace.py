@@ -81,7 +81,7 @@ def read_execution_trace(pieces: Iterator[bytes], name: str) -> OperatorTrace:
     ):
         raise ImportFileError(name, "is not a PyTorch execution trace: 'schema' is not a version")
     if not operators:
-        raise ImportFileError(name, "has no nodes")
+        raise ImportFileError(name, "is an execution trace without nodes: record the step again")
     operators.sort(key=lambda op: (op.record_function if op.record_function >= 0 else op.number, op.number))
     numbers = {operator.number: operator for operator in operators}
     for operator in operators:

@@ -193,7 +193,9 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
     link(profile, host)
     find(profile, Counts(host.launches, out_of_range, negative, tuple(sorted(others)), source.mended))
     if not seen_events and "deviceProperties" not in source.rest and "schemaVersion" not in source.rest:
-        raise ImportFileError(name, "has no events of torch.profiler: 'traceEvents' is missing or empty")
+        raise ImportFileError(
+            name, "has no events of torch.profiler: 'traceEvents' is missing or empty; profile the step again"
+        )
     return profile
 
 

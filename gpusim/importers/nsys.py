@@ -66,7 +66,9 @@ def _profile(base: Tables, report: Progress) -> Profile:
     if not any(
         table.startswith(("CUPTI_ACTIVITY", "TARGET_INFO", "NVTX_EVENTS", "META_DATA")) for table in base.columns
     ):
-        raise ImportFileError(base.name, "is an SQLite file, but not from `nsys export`: none of its tables")
+        raise ImportFileError(
+            base.name, "is an SQLite file without a table of Nsight Systems: write one with `nsys export --type sqlite`"
+        )
     if "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL" in base.columns:
         raise ImportFileError(base.name, "is an SQLite file of nvprof, which is not read: profile with `nsys profile`")
     meta = base.pairs("META_DATA_EXPORT", "name", "value") or base.pairs("EXPORT_META_DATA", "name", "value")

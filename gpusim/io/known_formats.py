@@ -110,6 +110,8 @@ def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
         return "an output of Nsight Compute without a table", "write one: `ncu --import FILE --csv --page raw`"
     if data.startswith(b"PK\x03\x04"):
         return "a zip archive, such as torch.save writes", f"it has weights and no measured kernels; {_CAPTURE}"
+    if re.match(rb".{5}\x00{3}\{\s*\"", data, re.DOTALL):  # the size of a header of less than 1 TB, then the header
+        return "a safetensors file", f"it has weights and no measured kernels; {_CAPTURE}"
     if re.match(rb"\x80[\x02-\x05]", data):
         return "a Python pickle, which gpusim never loads", _CAPTURE
     if re.match(rb"\x08[\x01-\x20]\x12[\x01-\x40](?:pytorch|onnx|tf2onnx|keras)", data):

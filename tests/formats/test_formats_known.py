@@ -53,6 +53,7 @@ FOREIGN = {
     "chakra": (b"\x07\x0a\x050.0.4\x10\x02", "a Chakra execution trace", "gpusim capture"),
     "pickle": (pickle.dumps({"a": 1}), "a Python pickle, which gpusim never loads", "gpusim capture"),
     "torch.save": (zip_bytes(), "a zip archive, such as torch.save writes", "gpusim capture"),
+    "safetensors": (b"\x16" + bytes(7) + b'{"a":{"dtype":"F32"}}  ', "a safetensors file", "gpusim capture"),
     "onnx": (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0", "an ONNX model", "gpusim capture"),
     "ncu": (b'"ID","Process ID","Process Name"\n', "an output of Nsight Compute", "--counters"),
     "schedule": (b'{"schema": "gpusim-schedule/1"}', "a schedule", "--schedule FILE"),

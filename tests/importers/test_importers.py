@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_profile_without_a_gpu_is_refused_with_its_reason(tmp_path: Path) -> Non
     with pytest.raises(TraceError, match="without a GPU kernel"):
         import_files([str(path)])
     assert codes(path)[0] == "no-kernels"
+
+
+def test_an_export_of_nsight_systems_without_kernels_is_told_how_nsight_records_them(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.sqlite"
+    with sqlite3.connect(path) as base:
+        base.execute("create table NVTX_EVENTS (start integer)")
+    base.close()
+    with pytest.raises(TraceError, match="nsys profile --trace=cuda"):
+        import_files([str(path)])
 
 
 def test_table_of_nsight_compute_becomes_a_chain_with_counters() -> None:
