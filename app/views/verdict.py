@@ -13,6 +13,7 @@ from gpusim.report.advice import (
     beside_fused,
     bound_in_words,
     headline,
+    note_on_fused,
     note_without_graph,
     reason,
     ways,
@@ -87,7 +88,7 @@ def ladder(summary: Summary, rows: list[Way]) -> None:
         (Head("way to run the step"), Head(f"time, {unit}", True), Head("over eager", True)),
         cells,
     )
-    if note := note_without_graph(summary):
+    for note in filter(None, (note_without_graph(summary), note_on_fused(rows))):
         st.caption(view.plain(note))
 
 
@@ -98,10 +99,14 @@ def facts(summary: Summary) -> None:
         best.makespan_ns, best.streams, verdict.may_lose_cache, verdict.other_kernels, verdict.small_products
     )
     low, high = format_times_ns((low_ns, high_ns))
-    between = f"{low.rpartition(' ')[0]} to {high}"
+    # Past measurements say nothing about a GPU that was never measured.
+    gain, between = "a trend", "a trend"
+    if choice.hardware.calibrated:
+        gain = f"90 %: {verdict.low:.2f}x to {verdict.high:.2f}x"
+        between = f"{low.rpartition(' ')[0]} to {high}"
     view.metrics(
-        ("Over one CUDA graph", f"{verdict.speedup:.2f}x", f"90 %: {verdict.low:.2f}x to {verdict.high:.2f}x"),
-        ("Recommended", format_ns(best.makespan_ns), between),
+        ("Over one CUDA graph", f"{verdict.speedup:.2f}x", gain),
+        ("Recommended" if choice.hardware.calibrated else "Fastest", format_ns(best.makespan_ns), between),
         ("Peak memory", format_bytes(best.peak_bytes), f"{best.policy}, {counted(best.streams, 'stream')}"),
     )
 

@@ -71,6 +71,8 @@ class Way:
     takes: str
     """Action for the user."""
     recommended: bool = False
+    source: str = ""
+    """Where and when fused kernels were measured, and the eager time there; empty for the other ways."""
 
 
 def ways(summary: Summary, fused: Sequence[Way] = ()) -> list[Way]:
@@ -85,8 +87,8 @@ def ways(summary: Summary, fused: Sequence[Way] = ()) -> list[Way]:
 
 
 def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
-    """Return the newest measurements of fused kernels for this step on this GPU: the fastest of torch.compile, and
-    `gpusim.optimize`. Empty if there are none.
+    """Return the newest measurements of fused kernels for this step on this GPU: the fastest torch.compile that was
+    measured, and `gpusim.optimize`. Empty if there are none.
     """
     best: dict[str, tuple[str, Way]] = {}
     step = (model.network, model.mode, model.batch, model.dtype, model.memory_format)
@@ -95,14 +97,18 @@ def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
             if results.gpu != gpu or step != (case.network, case.mode, case.batch, case.dtype, case.memory_format):
                 continue
             date = case.date or results.date
+            source = f"{results.gpu}, {date}, {results.recipe}.toml"
+            if case.eager_ns is not None:
+                [eager] = format_times_ns((case.eager_ns,))
+                source = f"{source}, where eager took {eager}"
             times = [(time_ns, name) for name, time_ns in case.baselines.items() if name in FUSED and time_ns > 0]
             if times:
                 time_ns, name = min(times)
-                _keep(best, date, Way(COMPILE, "fused kernels", time_ns, True, None, FUSED[name]))
+                _keep(best, date, Way(COMPILE, "fused kernels", time_ns, True, None, FUSED[name], source=source))
             if case.policy == OPTIMIZE and case.outputs_equal:
                 name = f"gpusim.optimize, {counted(case.streams, 'stream')}"
                 takes = "one line, below: its own search on your GPU, among other kernels, too"
-                _keep(best, date, Way(OPTIMIZE, name, case.measured_ns, True, None, takes))
+                _keep(best, date, Way(OPTIMIZE, name, case.measured_ns, True, None, takes, source=source))
     return [best[what][1] for what in (COMPILE, OPTIMIZE) if what in best]
 
 
@@ -120,13 +126,19 @@ def beside_fused(rows: Sequence[Way]) -> str:
     if own is None or (compiled is None and optimized is None):
         return ""
     if optimized is not None and all(optimized.time_ns < row.time_ns for row in (own, compiled) if row is not None):
-        over = "" if compiled is None else f", {_over(compiled, optimized)} over the fastest of torch.compile"
+        over = "" if compiled is None else f", {_over(compiled, optimized)} over {compiled.takes}"
         [time] = format_times_ns((optimized.time_ns,))
         return f"gpusim.optimize, which chooses kernels as well, was measured at {time}{over}."
     if compiled is not None and compiled.time_ns < own.time_ns:
         [time] = format_times_ns((compiled.time_ns,))
         return f"Fuse kernels first: {compiled.takes} was measured at {time}, {_over(own, compiled)} over {own.name}."
     return "Fused kernels were measured, too, and are slower than the best of the other rows."
+
+
+def note_on_fused(rows: Sequence[Way]) -> str:
+    """Return where fused kernels were measured, in a sentence; empty without measurements."""
+    sources = dict.fromkeys(row.source for row in rows if row.source)
+    return f"Fused kernels: measured on {'; '.join(sources)}." if sources else ""
 
 
 def _over(slow: Way, fast: Way) -> str:

@@ -20,6 +20,7 @@ from gpusim.report.advice import (
     beside_fused,
     fused_ways,
     headline,
+    note_on_fused,
     note_without_graph,
     reason,
     ways,
@@ -127,6 +128,10 @@ def test_fused_kernels_are_the_fastest_that_was_measured_for_this_step_on_this_g
     assert (optimized.time_ns, optimized.name) == (60_000, "gpusim.optimize, 4 streams")
     assert fused_ways(model, "NVIDIA A100", [make_results([slow, own])]) == []
     rows = ways(found, [compiled, optimized])
+    results = make_results([slow])
+    said = note_on_fused(rows)
+    assert f"measured on NVIDIA H200, {results.date}, {results.recipe}.toml, where eager took" in said
+    assert note_on_fused(rows[:3]) == ""
     assert [row.over_eager for row in rows[3:]] == [400_000 / 80_000, 400_000 / 60_000]
 
 
@@ -154,7 +159,7 @@ def test_of_several_runs_the_newest_counts_and_different_outputs_are_no_way() ->
     ("compiled_ns", "optimized_ns", "words"),
     [
         (None, None, ""),
-        (40_000, 20_000, "was measured at 20.0 us, 2.00x over the fastest of torch.compile."),
+        (40_000, 20_000, "was measured at 20.0 us, 2.00x over torch.compile."),
         (None, 20_000, "was measured at 20.0 us."),
         (20_000, 40_000, "Fuse kernels first: torch.compile was measured at 20.0 us, 2.50x over 2 streams"),
         (20_000, None, "Fuse kernels first: torch.compile was measured at 20.0 us, 2.50x over 2 streams"),

@@ -15,14 +15,16 @@ from gpusim.units import counted
 ROW, AROUND, SPREAD = 90, 150, 0.3
 #: Number of levels over which the points of a row cycle, so that equal errors do not hide each other.
 LEVELS = 11
+#: Fewest schedules of which a share of 90 % means anything.
+LEAST_SHADED = 10
 
 
 def accuracy_figure(groups: Sequence[tuple[str, Sequence[ResultCase]]], theme: Theme = LIGHT) -> go.Figure:
-    """Draw prediction errors in % of the measured time; groups from top to bottom, each with a bar for its 90 %."""
+    """Draw prediction errors in % of the measured time; groups from top to bottom, large ones with a bar for 90 %."""
     figure = go.Figure()
     for place, (name, cases) in enumerate(groups):
         errors = sorted(abs(100.0 * case.error) for case in cases)
-        if errors:
+        if len(errors) >= LEAST_SHADED:
             within = quantile(errors, 0.9)
             figure.add_shape(
                 type="rect",
@@ -63,7 +65,7 @@ def accuracy_figure(groups: Sequence[tuple[str, Sequence[ResultCase]]], theme: T
         template=theme.template,
         title=heading(
             "How far predictions were from measurements",
-            "predicted less measured time; shaded: 90 % of each group lie within",
+            f"predicted less measured time; shaded: 90 % of a group of {LEAST_SHADED} or more lie within",
             theme,
         ),
         height=AROUND + ROW * len(groups),
