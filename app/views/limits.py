@@ -17,22 +17,23 @@ with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
     explained = results.explained_of(choice, shown.schedule)
 best_ns = explained.timeline.makespan_ns
+causes = causes_sentence(explained)
 early = st.empty()
-early.markdown(view.plain(causes_sentence(explained)))
+early.markdown(view.plain(causes))
 with st.spinner("Switching limits on, one after the other ..."):
     analysed = results.limits_of(choice)
 early.empty()
 step = analysed.scopes[-1]
 parallelism = step.parallelism
 if choice.searchable:
-    html.answer("no", conclusion(step), causes_sentence(explained))
+    html.answer("no", conclusion(step), causes)
 else:
     html.answer(
         "trend",
         f"With the order that was observed, no schedule is faster than {format_ns(step.gap.bound_ns)}.",
         "A profile does not say which operations need each other: dependencies below are its order on streams, and a "
         "capture may have fewer.",
-        causes_sentence(explained),
+        causes,
     )
 width = f"{'' if parallelism.width_exact else 'at least '}{parallelism.width}"
 view.metrics(

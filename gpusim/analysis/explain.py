@@ -10,6 +10,7 @@ remaining delays add up to the gap exactly.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -109,16 +110,18 @@ class Explained:
         path = [ends.index(self.timeline.makespan_ns)]
         while (before := self.last[path[-1]]) is not None:
             path.append(before)
-        kept: list[Delay] = []
+        kept: deque[Delay] = deque()
+        kept_ns = 0.0  # the sum of `kept`: adding them up for every task would take minutes for a large step
         for place, task in enumerate(reversed(path)):
             if place:
                 before = path[len(path) - place]
                 slack_ns = ideal_ns[task] - (ideal_ns[before] + alone[before] + _gap_ns(self, task))
-                _forgive(kept, slack_ns)
+                kept_ns -= _forgive(kept, slack_ns)
             kept += self.delays[task]
+            kept_ns += sum(delay.lost_ns for delay in self.delays[task])
             # The remainder is rounding.
             late_ns = ends[task] - (ideal_ns[task] + alone[task])
-            _forgive(kept, sum(delay.lost_ns for delay in kept) - late_ns)
+            kept_ns -= _forgive(kept, kept_ns - late_ns)
         _forgive(kept, longest_ns - (ideal_ns[path[0]] + alone[path[0]]))
         return StepGap(self.timeline.makespan_ns, longest_ns, tuple(kept))
 
@@ -257,16 +260,22 @@ def _one_after_another(task: int, now_ns: float, steps: Sequence[tuple[str, floa
     return rows
 
 
-def _forgive(delays: list[Delay], slack_ns: float) -> None:
-    """Subtract slack from the earliest delays; negative slack is rounding and is added to the latest delay."""
+def _forgive(delays: deque[Delay], slack_ns: float) -> float:
+    """Subtract slack from the earliest delays; negative slack is rounding and is added to the latest delay.
+
+    Returns the time subtracted.
+    """
     if slack_ns < 0.0:
-        if delays:
-            delays[-1] = replace(delays[-1], lost_ns=delays[-1].lost_ns - slack_ns)
-        return
-    while delays and slack_ns > 0.0:
+        if not delays:
+            return 0.0
+        delays[-1] = replace(delays[-1], lost_ns=delays[-1].lost_ns - slack_ns)
+        return slack_ns
+    left_ns = slack_ns
+    while delays and left_ns > 0.0:
         first = delays[0]
-        if first.lost_ns > slack_ns:
-            delays[0] = replace(first, lost_ns=first.lost_ns - slack_ns)
-            return
-        slack_ns -= first.lost_ns
-        delays.pop(0)
+        if first.lost_ns > left_ns:
+            delays[0] = replace(first, lost_ns=first.lost_ns - left_ns)
+            return slack_ns
+        left_ns -= first.lost_ns
+        delays.popleft()
+    return slack_ns - left_ns
