@@ -138,9 +138,16 @@ def _schedule(content: str, hardware: str, policy: str, streams: int, _step: gpu
         return resolve_schedule(_step, policy, streams)
 
 
-def sequential_of(choice: Choice) -> gpusim.Timeline:
-    """The timeline of the sequential graph, by the reference engine with all its records."""
-    return timeline_of(choice, resolve_schedule(step_of(choice), "sequential"))
+def times_of(choice: Choice, schedule: str | gpusim.Schedule) -> gpusim.Timeline:
+    """The timeline of a schedule or a policy's schedule, with times and memory alone: by the compiled engine."""
+    step = step_of(choice)
+    return _times(choice.content, choice.hardware.name, resolve_schedule(step, schedule), step)
+
+
+@cached
+def _times(content: str, hardware: str, schedule: gpusim.Schedule, _step: gpusim.Step) -> gpusim.Timeline:
+    with turns.work():
+        return gpusim.simulate(_step, schedule).timeline
 
 
 def timeline_of(choice: Choice, schedule: gpusim.Schedule, launch: str = DEFAULT_LAUNCH) -> gpusim.Timeline:

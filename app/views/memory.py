@@ -22,8 +22,8 @@ if not choice.trace.tensors:
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
-    timeline = results.timeline_of(choice, shown.schedule)
-    alone = results.sequential_of(choice)
+    timeline = results.times_of(choice, shown.schedule)
+    alone = results.times_of(choice, "sequential")
 capacity = choice.hardware.memory.dram_bytes
 share = f"{view.percent(timeline.peak_bytes / capacity)} of the {format_bytes(capacity)} of {choice.hardware.label}"
 beside = (

@@ -36,8 +36,9 @@ class Peak:
 
 def peak(timeline: Timeline, trace: Trace) -> Peak:
     """Return the first time of peak memory with its live storages; sizes add up to `timeline.peak_bytes`."""
-    time_ns = next((time for time, level in timeline.memory if level == timeline.peak_bytes), 0)
-    return Peak(time_ns, timeline.peak_bytes, live_at(timeline, trace, time_ns))
+    peak_bytes = timeline.peak_bytes
+    time_ns = next((time for time, level in timeline.memory if level == peak_bytes), 0)
+    return Peak(time_ns, peak_bytes, live_at(timeline, trace, time_ns))
 
 
 def live_at(timeline: Timeline, trace: Trace, time_ns: int) -> tuple[Live, ...]:
