@@ -28,8 +28,8 @@ from gpusim.policies.shared.list_scheduling import FastLists
 
 #: Policy name of the schedules found here.
 MEMORY_ACTIONS: Final = "memory_actions"
-#: Budgets of the actions, as shares of the limit: ops that run at once may hold more than in launch order.
-BUDGET_SHARES: Final = (1.0, 0.97, 0.9, 0.8)
+#: Smaller budgets of the actions, as shares of the limit: ops that run at once may hold more than in launch order.
+BUDGET_SHARES: Final = (0.97, 0.9, 0.8)
 #: Fastest schedules whose streams are tried, and most ops that change streams together.
 SCHEDULES_TRIED: Final = 4
 MOST_MOVED: Final = 16
@@ -48,8 +48,9 @@ def search_memory_actions(
 ) -> tuple[Outcome, int]:
     """Return the fastest plan found on up to `streams` streams for ops, and the number of simulated candidates.
 
-    `schedules` come fastest first. The search ends after `budget_s` seconds or `evaluations` candidates. Raises
-    `PlanError` where no plan keeps the limit, and for a step without tensors.
+    `schedules` come fastest first. The search ends after `budget_s` seconds or `evaluations` candidates, and tries the
+    first plan on several streams in any case. Raises `PlanError` where no plan keeps the limit, and for a step without
+    tensors.
     """
     if not graph.trace.tensors:
         raise PlanError(f"'{graph.trace.name}' has no tensors: memory can be planned for captured steps only")
@@ -63,7 +64,12 @@ def search_memory_actions(
         progress(min(share, 1.0), search.best_ns)
         return share >= 1.0
 
-    search.try_plan(search.planner.plan_for(limit_bytes))
+    first = search.planner.plan_for(limit_bytes)
+    for plan in (first, *search.on_streams(first, schedules, streams)):  # even if planning took the whole budget
+        over()
+        search.try_plan(plan)
+        if evaluations is not None and search.tried >= evaluations:
+            break
     for plan in search.seeds(schedules, streams):
         if over():
             break
@@ -82,6 +88,7 @@ class _Search:
         self.evaluator = MemoryEvaluator(graph)
         setting = Setting(graph, self.evaluator.storages)
         self.planner = LeastTime(setting, self.evaluator)
+        self.lists = FastLists(graph)
         self.best = MemoryPlan()
         self.best_ns = 0
         self.tried = 0
@@ -99,22 +106,26 @@ class _Search:
         self.best, self.best_ns = plan, step_ns
 
     def seeds(self, schedules: Sequence[Schedule], streams: int) -> Iterator[MemoryPlan]:
-        """Yield plans with the streams of these schedules, and with streams by a list scheduler."""
-        several = [each for each in schedules if 1 < each.stream_count <= streams and not each.partitions]
-        lists = FastLists(self.graph)
+        """Yield plans of smaller budgets on several streams."""
         for share in BUDGET_SHARES:
             try:
                 plan = self.planner.plan_for(round(share * self.limit_bytes))
             except PlanError:
                 return
-            place = np.empty(len(self.graph))
-            place[list(plan.order or range(len(self.graph)))] = np.arange(len(self.graph))
-            for count in {2, streams // 2, streams} - {0, 1}:
-                given = lists.schedule(count, -place, 0.0).schedule
+            yield from self.on_streams(plan, schedules, streams)
+
+    def on_streams(self, plan: MemoryPlan, schedules: Sequence[Schedule], streams: int) -> Iterator[MemoryPlan]:
+        """Yield a plan with streams by a list scheduler, and with those of the given schedules."""
+        place = np.empty(len(self.graph))
+        place[list(plan.order or range(len(self.graph)))] = np.arange(len(self.graph))
+        for count in sorted({2, streams // 2, streams}):
+            if 1 < count <= streams:
+                given = self.lists.schedule(count, -place, 0.0).schedule
                 yield dataclasses.replace(plan, op_streams=given.streams)
-            for schedule in several[:SCHEDULES_TRIED]:
-                yield dataclasses.replace(plan, op_streams=schedule.streams)
-                yield dataclasses.replace(plan, op_streams=schedule.streams, order=schedule.order)
+        several = [each for each in schedules if 1 < each.stream_count <= streams and not each.partitions]
+        for schedule in several[:SCHEDULES_TRIED]:
+            yield dataclasses.replace(plan, op_streams=schedule.streams)
+            yield dataclasses.replace(plan, op_streams=schedule.streams, order=schedule.order)
 
 
 def _moved(plan: MemoryPlan, streams: int, dice: random.Random) -> MemoryPlan:
