@@ -150,12 +150,12 @@ def readme() -> str:
     return "\n".join([*lines, "", progress()])
 
 
-def progress() -> str:
-    """State how much of the recipe of other kinds is measured."""
-    planned = len(read_recipe(ROOT / "validate" / "kinds.toml").case)
-    measured = len(by_step(left_out("kinds")))
+def progress(recipe: str = "kinds") -> str:
+    """State how much of a recipe of other kinds is measured."""
+    planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
+    measured = len(by_step(left_out(recipe)))
     steps = f"All {planned} steps" if measured == planned else f"{measured} of the {planned} steps"
-    return f"{steps} of `validate/kinds.toml` are measured. Their predictions were committed before the measurement."
+    return f"{steps} of `validate/{recipe}.toml` are measured. Their predictions were committed before the measurement."
 
 
 def order() -> list[str]:
@@ -175,16 +175,22 @@ def order() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """Return a row for each step of the run of other kinds."""
-    cases = left_out("kinds")
-    lines = [progress(), "", *HEAD, *(row(f"`{trace}`", of_step) for trace, of_step in by_step(cases).items())]
-    wrong = sum(not case.outputs_equal for case in cases)
-    if wrong:
+    """Return a row for each step of the runs of other kinds."""
+    lines: list[str] = []
+    for _, recipe in other_kinds():
+        cases = left_out(recipe)
         lines += [
+            progress(recipe),
             "",
-            f"Outputs of {wrong} of {len(cases)} replays were outside the tolerance; such a time is no evidence.",
+            *HEAD,
+            *(row(f"`{name}`", of_step) for name, of_step in by_step(cases).items()),
+            "",
         ]
-    return lines
+        wrong = sum(not case.outputs_equal for case in cases)
+        if wrong:
+            replays = f"Outputs of {wrong} of {len(cases)} replays were outside the tolerance"
+            lines += [f"{replays}; such a time is no evidence.", ""]
+    return lines[:-1]
 
 
 def repeats() -> list[str]:
