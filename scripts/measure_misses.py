@@ -17,11 +17,15 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 from torch.nn import functional
+from torch.profiler import record_function
 
 from gpusim.gpu.device import gpu_facts, require_gpu
+from gpusim.gpu.profiling import ITERATIONS, RANGE, attribute, exported_events, profiled
 from gpusim.units import KIB, MIB
 from gpusim.version import code_version
 
@@ -32,7 +36,10 @@ BESIDE = (1, 3, 7)
 CHAIN = 32
 #: Highest SM clock of an H200, for spin kernels where the clock cannot be read.
 BOOST_MHZ = 1980
-ROUNDS = 15
+ROUNDS, REPLAYS = 11, 5
+HEAD_START_CYCLES = 4_000_000
+#: Length of a spin kernel over that of the kernel beside it: the chain of spins must end first, with all gaps.
+SPIN_SHARE = 1 / 3
 #: Products of experts, of an encoder, and of attention: m, n, k.
 PRODUCTS = ((192, 1024, 384), (192, 384, 1024), (768, 768, 768), (1280, 384, 384))
 #: Convolutions of as few blocks: channels, pixels a side.
@@ -42,7 +49,7 @@ Calls = Sequence[Callable[[], object]]
 
 
 def graph_ns(lanes: Sequence[Calls]) -> float:
-    """Return the median time of one graph that runs each lane on a stream of its own."""
+    """Return the median time of a replay of one graph that runs each lane on a stream of its own."""
     for lane in lanes:
         for call in lane[:2]:
             call()
@@ -60,11 +67,13 @@ def graph_ns(lanes: Sequence[Calls]) -> float:
     times = []
     for _ in range(ROUNDS + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(HEAD_START_CYCLES)  # the GPU waits until the host has queued all replays
         begin.record()
-        graph.replay()
+        for _ in range(REPLAYS):
+            graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e6)
+        times.append(begin.elapsed_time(end) * 1e6 / REPLAYS)
     return float(statistics.median(times[2:]))
 
 
@@ -86,8 +95,8 @@ def kernels() -> dict[str, Callable[[], Callable[[], object]]]:
     """Return a function for each kind of kernel that makes a call of it with operands of its own."""
 
     def product(m: int, n: int, k: int) -> Callable[[], object]:
-        a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
-        return partial(torch.mm, a, b, out=torch.empty(m, n, device="cuda"))
+        a, weight, bias = (torch.randn(*shape, device="cuda") for shape in ((m, k), (n, k), (n,)))
+        return partial(torch.addmm, bias, a, weight.t(), out=torch.empty(m, n, device="cuda"))
 
     def convolution(channels: int, side: int) -> Callable[[], object]:
         x = torch.randn(2, channels, side, side, device="cuda")
@@ -106,6 +115,19 @@ def kernels() -> dict[str, Callable[[], Callable[[], object]]]:
     return made
 
 
+def launched() -> dict[str, list[Any]]:
+    """Return the kernels of a call of each kind: name, grid, block and resources, which the model needs."""
+    calls = [make() for make in kernels().values()]
+    with profiled() as session:
+        for iteration in range(ITERATIONS + 1):
+            for number, call in enumerate(calls):
+                with record_function(f"{RANGE}{iteration}:{number}"):
+                    call()
+                torch.cuda.synchronize()
+    of_calls = attribute(exported_events(session), len(calls)).kernels
+    return {name: msgspec.to_builtins(each) for name, each in zip(kernels(), of_calls, strict=True)}
+
+
 def side_by_side(cycles_per_ns: float) -> dict[str, dict[str, float]]:
     """Return the time that a kernel of a chain loses to other chains, in ns, by kind of kernel and of chains."""
     found = {}
@@ -113,7 +135,7 @@ def side_by_side(cycles_per_ns: float) -> dict[str, dict[str, float]]:
         warm = [[make()] * CHAIN for _ in range(1 + max(BESIDE))]
         one_ns = graph_ns(warm[:1])
         kernel_ns = one_ns / CHAIN
-        spin = [partial(torch.cuda._sleep, int(kernel_ns * cycles_per_ns))] * CHAIN
+        spin = [partial(torch.cuda._sleep, int(SPIN_SHARE * kernel_ns * cycles_per_ns))] * CHAIN
         cold = [[make() for _ in range(CHAIN)] for _ in range(1 + max(BESIDE))]
         cold_ns = graph_ns(cold[:1])
         found[name] = {"kernel_ns": kernel_ns, "cold_kernel_ns": cold_ns / CHAIN}
@@ -148,6 +170,7 @@ def main() -> None:
             "sm_clock_mhz": facts.sm_clock_mhz,
             "gpusim": code_version(),
             "misses": misses(),
+            "kernels": launched(),
             "side_by_side": side_by_side((facts.sm_clock_mhz or BOOST_MHZ) / 1000),
         }
     Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
