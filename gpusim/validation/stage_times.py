@@ -121,13 +121,7 @@ def mergeable(trace: Trace) -> list[tuple[int, ...]]:
         if op.target == "aten.convolution.default" and op.args[8] == 1 and not op.args[6]:
             weight = trace.tensors[op.args[1]["tensor"]].shape
             centres = tuple(2 * pad - side for pad, side in zip(op.args[4], weight[2:], strict=True))
-            key = (
-                op.args[0]["tensor"],
-                tuple(op.args[3]),
-                tuple(op.args[5]),
-                centres,
-                tuple(w % 2 for w in weight[2:]),
-            )
+            key = (op.args[0]["tensor"], tuple(op.args[3]), tuple(op.args[5]), centres)
             alike.setdefault(key, []).append(index)
     sets: list[tuple[int, ...]] = []
     for ops in alike.values():
@@ -137,7 +131,7 @@ def mergeable(trace: Trace) -> list[tuple[int, ...]]:
 
 
 def saved_by_merging_ns(times: StageTimes) -> int:
-    """Return the most that merging could save in the step: over the faster of both ways without it, each op once."""
+    """Return the sum that merges save over the faster of both ways without them: the best ones, each op in one."""
     saved: list[tuple[int, tuple[int, ...]]] = sorted(
         ((min(each.together_ns, each.in_turn_ns) - each.merged_ns, each.ops) for each in times.merges), reverse=True
     )

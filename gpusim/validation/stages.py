@@ -97,7 +97,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
             graph = OpGraph.build(trace, hardware_of(trace))
             measure_stages_of(path, graph, recipe, slow_counts(recipe.streams), command)
             merging = format_ns(saved_by_merging_ns(read_stage_times(path, recipe)))
-            say(f"measured the stages of {path.name}; merging convolutions could save {merging} at most")
+            say(f"measured the stages of {path.name}; merging convolutions saves {merging} in all")
         paths.append(path)
     if errors and not paths:
         raise errors[0]
