@@ -28,6 +28,8 @@ _OWN: Final = {
     "gpusim-results": ("a file of results", "draw it with `gpusim figure fidelity FILE`"),
     "gpusim-replayed": ("a file of replayed schedules", "it belongs beside its results: `gpusim figure fidelity FILE`"),
     "gpusim-pairs": ("a file of measured pairs of kernels", "no command reads it"),
+    "gpusim-predictions": ("a file of predicted schedules", "`gpusim validate` reads it beside its trace"),
+    "gpusim-stages": ("a file of stage latencies for IOS", "`gpusim validate` reads it beside its trace"),
     "gpusim-memory-plan": ("a memory plan", "give it with `gpusim replay TRACE --memory-plan FILE`"),
     "gpusim-memory-predictions": ("a file of predicted memory plans", "`gpusim validate` reads it beside its trace"),
     "gpusim-replayed-memory": ("a file of replayed memory plans", "it belongs beside its results"),
