@@ -6,9 +6,11 @@ This module runs code from a trace: the caller has asked `gpusim.trace.trust` fi
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,6 +21,11 @@ from gpusim.gpu.inductor import versions
 
 #: Inductor's own functions that are not operators: target of an op -> name among its `extern_kernels`.
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
+
+
+#: Extension of kernels' texts in torch's cache, and the form of its keys there.
+_TEXT: Final = "gpusim"
+_KEY: Final = re.compile(r"[a-z0-9]{20,100}")
 
 
 def functions_of(trace: Trace, compiling: Compiling | None = None) -> list[Callable[..., Any]]:
@@ -113,6 +120,26 @@ class _TritonKernel:
     def __call__(self, *args: Any) -> None:
         device = torch.cuda.current_device()
         self.kernel.run(*args, stream=torch._C._cuda_getCurrentRawStream(device))
+
+
+def store_text(text: str) -> str:
+    """Write the text of a kernel into torch's cache on disk, and return its key there."""
+    from torch._inductor.codecache import write
+
+    key, _ = write(text, _TEXT)
+    return str(key)
+
+
+def stored_text(key: str) -> str | None:
+    """Return a kernel's text from torch's cache, or None where it has none under this key."""
+    from torch._inductor.codecache import get_path
+
+    if not _KEY.fullmatch(key):
+        return None
+    try:
+        return Path(get_path(key, _TEXT)[2]).read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        return None
 
 
 def loaded_code(functions: Iterable[Callable[..., Any]]) -> list[Any]:

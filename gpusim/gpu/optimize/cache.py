@@ -1,9 +1,9 @@
 """Schedules and memory plans found earlier, on disk: the second start of a program does not search or plan.
 
 An entry holds a schedule, its memory plan if it has one, its kernels' origin and choice, and measured times; never
-kernels or code. Those of Inductor are compiled again, and must be the same. It is keyed by the step's structure, the
-GPU, the versions of the libraries and of gpusim, and the options. An entry that cannot be read, or is illegal for the
-step, is skipped with a message; each step is verified against eager in any case.
+kernels or code. Those of Inductor come from torch's own cache, or are compiled again, and must be the same. It is keyed
+by the step's structure, the GPU, the versions of the libraries and of gpusim, and the options. An entry that cannot be
+read, or is illegal for the step, is skipped with a message; each step is verified against eager in any case.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpusim.errors import GpusimError, ScheduleError
 from gpusim.formats.memory_plan import MemoryPlanDocument
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
+from gpusim.gpu.optimize.kept_step import KeptStep
 from gpusim.io.file_limits import MAX_PARTS, MAX_STREAMS
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
 from gpusim.memplan.plan import MemoryPlan
@@ -68,6 +69,8 @@ class Entry(Document, frozen=True, kw_only=True):
     interval_ns: tuple[Nanoseconds, Nanoseconds]
     """Interval of the prediction."""
     predicted_sequential_ns: Nanoseconds
+    step: KeptStep | None = None
+    """The step with Inductor's kernels, where they are Inductor's."""
 
 
 def folder() -> Path | None:
@@ -85,11 +88,15 @@ def made_for(trace: Trace, facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def find(
-    trace: Trace, facts: Mapping[str, str], fused: Callable[[str], Trace], say: Callable[[str], None]
+    trace: Trace,
+    facts: Mapping[str, str],
+    fused: Callable[[Entry, str], Trace],
+    say: Callable[[str], None],
 ) -> tuple[Entry, Trace, Schedule, MemoryPlan | None] | None:
     """Return a step's entry, the trace with its chosen variants, its schedule and its memory plan, or None without one.
 
-    `trace` is the step as ATen calls, and `fused` returns it as Inductor's kernels in a style, for entries of these.
+    `trace` is the step as ATen calls, and `fused` returns it as Inductor's kernels, for entries of these; it takes the
+    entry and its file.
     """
     wanted = made_for(trace, facts)
     path = _path(wanted)
@@ -99,7 +106,7 @@ def find(
         entry = read_document(path, Entry, SCHEMA, ScheduleError)
         if entry.made_for != wanted:
             raise ScheduleError(str(path), "is of another step, GPU or version", place="$.made_for")
-        of_kernels = trace if entry.frontend == "aten" else fused(entry.style)
+        of_kernels = trace if entry.frontend == "aten" else fused(entry, str(path))
         if entry.kernels != structure_hash(of_kernels):
             raise ScheduleError(str(path), "is for other kernels than torch makes now", place="$.kernels")
         with_chosen, schedule = _checked(entry, of_kernels, str(path))
@@ -121,6 +128,7 @@ def keep(
     plan: MemoryPlan | None,
     measured: Mapping[str, Any],
     say: Callable[[str], None],
+    step: KeptStep | None = None,
 ) -> None:
     """Write an entry. A failure is reported and ignored.
 
@@ -142,6 +150,7 @@ def keep(
         streams=schedule.streams,
         chosen=chosen,
         plan=None if plan is None else plan.to_document(trace),
+        step=step,
         **measured,
     )
     try:

@@ -10,18 +10,24 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
+import msgspec
 import torch
 
 from gpusim.engine.threads import cores
-from gpusim.errors import CaptureError, GpusimError
-from gpusim.formats.trace import Trace
+from gpusim.errors import CaptureError, GpusimError, TraceError
+from gpusim.formats.trace import Kernel, Trace
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.inductor.step import has_images
 from gpusim.gpu.inductor.styles import Noted, first_style
+from gpusim.gpu.inductor.versions import require_supported
+from gpusim.gpu.optimize.cache import Entry
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import restored
-from gpusim.gpu.optimize.fused import fused
+from gpusim.gpu.optimize.fused import bound, fused
+from gpusim.gpu.optimize.kept_step import made_of
 from gpusim.gpu.optimize.snapshot import put_back
+from gpusim.trace.check import check_trace
+from gpusim.trace.store import structure_hash
 
 Say = Callable[[str], None]
 #: Compile time of one Triton kernel on one core, in s.
@@ -71,6 +77,25 @@ class Inductors:
                 self._made[style] = fused(self._step, self._captured, style, noted)
         return self._made[style]
 
+    def again(self, entry: Entry, file: str) -> Captured:
+        """Return the step as an entry of the cache has it, or compiled in its style. Raises as `in_style`."""
+        kept, style = entry.step, entry.style
+        if kept is None or not self._wanted or style in self._made:
+            return self.in_style(style)
+        try:
+            require_supported()
+            made = made_of(kept, self._captured.recorded, file)
+            with torch.no_grad():
+                found = bound(self._step, self._captured, made, style)
+            check_trace(_with_a_kernel(found.trace), file)
+            if structure_hash(found.trace) != entry.kernels:
+                raise TraceError(file, "has another step than its hash says", place="$.step")
+        except (GpusimError, KeyError, ValueError, IndexError) as cause:
+            self._say(f"compiled again: {cause}")
+            return self.in_style(style)
+        self._made[style] = found
+        return found
+
     def others(self, left_s: Callable[[], float]) -> list[Captured]:
         """Return the step in styles with other kernels than the first, as many as compile in the time left."""
         compiling_s = 0.0
@@ -87,12 +112,14 @@ class Inductors:
                 self.leave_out(style, cause)
         return found
 
-    def trace(self, style: str) -> Trace:
-        """Return its trace, without times. Raises as `in_style`."""
-        return self.in_style(style).trace
-
     def leave_out(self, style: str, cause: Exception) -> None:
         """Drop this style from now on."""
         self._made.pop(style, None)
         self.problem = (str(cause) or type(cause).__name__).splitlines()[0]
         self._say(f"left out Inductor's kernels ({style}): {self.problem}")
+
+
+def _with_a_kernel(trace: Trace) -> Trace:
+    """Return a trace without times as one that can be checked: with one kernel."""
+    timed = (msgspec.structs.replace(op, kernels=(Kernel(name="", dur_ns=1),)) for op in trace.ops[:1])
+    return msgspec.structs.replace(trace, ops=(*timed, *trace.ops[1:]))

@@ -9,6 +9,7 @@ import torch
 
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.rebuild import bare_trace
+from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.inductor.kernels import Compiling
 from gpusim.gpu.inductor.own_step import own_step
@@ -29,35 +30,41 @@ def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted:
     require_supported()
     graph, recorded = captured.graph, captured.recorded
     assert graph is not None
-    _check_aligned(captured)
-    device = step.device
-    with warnings.catch_warnings(), torch.autocast(device.type, enabled=False), torch.no_grad():
+    with warnings.catch_warnings(), torch.autocast(step.device.type, enabled=False), torch.no_grad():
         warnings.simplefilter("ignore")  # Inductor's advice is for whoever compiles
         made = own_step(graph, recorded, captured.options.mode == "train", style, noted)
-        options = replace(captured.options, frontend="inductor")
-        trace = bare_trace(options, step, made, graph.fixed, own=True)
-        theirs = {name: index for index, name in recorded.named.items()}
-        live = {index: captured.live[theirs[name]] for index, name in made.named.items()}
-        pristine = {index: captured.pristine[theirs[name]] for index, name in made.named.items()}
-        results = dict(zip(recorded.gradients, made.gradients, strict=True))
-        pairs = zip(recorded.returned, made.returned, strict=True)
-        returned = {their: mine for their, mine in pairs if their is not None and mine is not None}
-        leaves = (
-            replace(leaf, tensor=returned[leaf.tensor]) if isinstance(leaf, Computed) else leaf
-            for leaf in captured.returned.leaves
-        )
-        return replace(
-            captured,
-            trace=trace,
-            recorded=replace(made, initial={}),
-            live=live | made.initial,
-            returned=Returned(captured.returned.spec, tuple(leaves)),
-            gradients={results[index]: parameter for index, parameter in captured.gradients.items()},
-            pristine=pristine | {index: tensor.clone() for index, tensor in made.initial.items()},
-            graph=None,
-            style=style,
-            compiling=Compiling(trace.sources),
-        )
+        return bound(step, captured, made, style)
+
+
+def bound(step: UserStep, captured: Captured, made: Recorded, style: str) -> Captured:
+    """Return the step with the kernels of `made` on the user's tensors. Raises as `fused`."""
+    graph, recorded = captured.graph, captured.recorded
+    assert graph is not None
+    _check_aligned(captured)
+    options = replace(captured.options, frontend="inductor")
+    trace = bare_trace(options, step, made, graph.fixed, own=True)
+    theirs = {name: index for index, name in recorded.named.items()}
+    live = {index: captured.live[theirs[name]] for index, name in made.named.items()}
+    pristine = {index: captured.pristine[theirs[name]] for index, name in made.named.items()}
+    results = dict(zip(recorded.gradients, made.gradients, strict=True))
+    pairs = zip(recorded.returned, made.returned, strict=True)
+    returned = {their: mine for their, mine in pairs if their is not None and mine is not None}
+    leaves = (
+        replace(leaf, tensor=returned[leaf.tensor]) if isinstance(leaf, Computed) else leaf
+        for leaf in captured.returned.leaves
+    )
+    return replace(
+        captured,
+        trace=trace,
+        recorded=replace(made, initial={}),
+        live=live | made.initial,
+        returned=Returned(captured.returned.spec, tuple(leaves)),
+        gradients={results[index]: parameter for index, parameter in captured.gradients.items()},
+        pristine=pristine | {index: tensor.clone() for index, tensor in made.initial.items()},
+        graph=None,
+        style=style,
+        compiling=Compiling(trace.sources),
+    )
 
 
 def _check_aligned(captured: Captured) -> None:

@@ -26,6 +26,7 @@ from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, 
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
+from gpusim.gpu.optimize.kept_step import kept_step
 from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.snapshot import put_back
@@ -127,7 +128,7 @@ class StepMaker:
             captured = capture_bound(step, rates, options, inputs)
         other = Inductors(step, captured, self.wanted.inductor, self.say)
         facts = self._facts()
-        cached = cache.find(captured.trace, facts, other.trace, self.say)
+        cached = cache.find(captured.trace, facts, lambda entry, file: other.again(entry, file).trace, self.say)
         if cached is not None:
             entry, trace, schedule, plan = cached
             of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
@@ -169,8 +170,12 @@ class StepMaker:
             "interval_ns": chosen.interval_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        style = front.captured.style
-        cache.keep(captured.trace, facts, front.trace, style, chosen.schedule, chosen.plan, measured, self.say)
+        style, step_kept = front.captured.style, None
+        if front.captured is not captured:
+            step_kept = kept_step(front.captured.recorded, captured.recorded)
+        cache.keep(
+            captured.trace, facts, front.trace, style, chosen.schedule, chosen.plan, measured, self.say, step_kept
+        )
         _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
         sequential = front.sequential

@@ -13,7 +13,7 @@ from gpusim.errors import CaptureError
 from gpusim.formats.trace import Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE, STYLES, Noted, first_style
-from gpusim.gpu.optimize import choose, fronts, make
+from gpusim.gpu.optimize import choose, fronts, kept_step, make
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, UserRunner
 from gpusim.gpu.replay.variants import CONVOLUTIONS
@@ -106,12 +106,13 @@ def test_a_style_that_does_not_compile_is_left_out(monkeypatch: pytest.MonkeyPat
     same(step, model)
 
 
-def test_the_second_start_compiles_the_style_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_start_without_torchs_cache_compiles_the_chosen_style(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fronts, "first_style", lambda *_: "given_layout")
     monkeypatch.setattr(make, "LIMIT_S", {"infer": 0.0, "train": 0.0})
     model = branches()
     by_inductor(model)
     monkeypatch.setattr(choose, "explore", lambda *_, **__: pytest.fail("searched again"))
+    monkeypatch.setattr(kept_step, "stored_text", lambda _: None)
     step, lines = by_inductor(model)
     assert step.gain.decided_by == "what was found before"
     assert [line for line in lines if line.startswith("compiling it")] == ["compiling it with Inductor (given_layout)"]

@@ -29,7 +29,7 @@ from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import CpuExecutor
 from tests.support.networks import Branches, image
-from tests.support.optimizing import Twins, batches, fast, net
+from tests.support.optimizing import Twins, batches, eager_step, fast, net
 
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 #: Fused kernels sum in another order; an optimizer that divides by small numbers amplifies that.
@@ -425,6 +425,52 @@ def test_the_cache_has_the_choice_and_no_kernels(tmp_path: Path, monkeypatch: py
     assert (second.gain.streams, second.gain.policy) == (first.gain.streams, first.gain.policy)
     with torch.no_grad():
         close(second(x), model(x))
+
+
+def of_training() -> tuple[Any, nn.Module]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return by_inductor(model, batches(1)[0], loss=F.cross_entropy, optimizer=optimizer), model
+
+
+def test_the_second_start_does_not_ask_inductor_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step, its kernels from torch's cache on disk: it goes on as eager does."""
+    of_training()
+    monkeypatch.setattr("gpusim.gpu.optimize.fused.own_step", lambda *_, **__: pytest.fail("compiled again"))
+    step, model = of_training()
+    assert step.gain.decided_by == "what was found before"
+    other = copy.deepcopy(model)
+    eager = eager_step(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9))
+    for x, y in batches(4):
+        close(step(x, y), eager(x, y))
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["no text", "another text", "a key that leaves the folder", "a tensor too many"])
+def test_kernels_that_torch_has_no_more_are_compiled_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = batches(1)[0][0]
+    by_inductor(net().eval(), x)
+    path, document = entry(tmp_path)
+    sources = document["step"]["sources"]
+    if kind == "no text":
+        monkeypatch.setattr("gpusim.gpu.optimize.kept_step.stored_text", lambda _: None)
+    elif kind == "another text":
+        monkeypatch.setattr("gpusim.gpu.optimize.kept_step.stored_text", lambda _: "import os")
+    elif kind == "a key that leaves the folder":
+        document["step"]["sources"] = dict.fromkeys(sources, "../" * 9 + "etc/passwd")
+    else:
+        document["step"]["ops"][0]["reads"] = [10_000]
+    path.write_text(json.dumps(document))
+    lines: list[str] = []
+    model = net(seed=4).eval()
+    step = by_inductor(model, x, say=lines.append)
+    assert any(line.startswith("compiled again: ") for line in lines)
+    assert step.gain.decided_by == "what was found before"
+    with torch.no_grad():
+        close(step(x), model(x))
 
 
 def test_an_entry_for_other_kernels_is_passed_over(tmp_path: Path) -> None:
