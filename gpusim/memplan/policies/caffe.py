@@ -12,6 +12,7 @@ Filled in: buffers are freed nowhere in a step and there from its start; here th
 them, which gives the same peak. A training step of PyTorch has temporaries that Caffe does not have, such as the
 gradient before a ReLU beside the one behind it: by rule 2, those are let go as PyTorch does. Where PyTorch keeps both
 the input and the result of batch norm, Caffe keeps one buffer and its own copy of the normalised input, so both count.
+Workspaces are those of the captured kernels, while they run: Caffe gives each convolution its own, of at most 8 MiB.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ Source: Liu et al., "Layrub: Layer-centric GPU Memory Reuse and Data Migration i
 Filled in: Layrub's rotating blocks come out of the caching allocator, which gives what was let go to the next request.
 PyTorch keeps the input of batch norm where Layrub keeps its normalised input, and the result of ReLU where Layrub keeps
 a mask; that result is also the next layer's input and moves with it. In PyTorch, pooling's gradient needs its input's
-size and cannot take its place: rule 3 holds for convolutions.
+size and cannot take its place: rule 3 holds for convolutions. The released code lets the first layer and the last two
+out of rule 2, and waits once more where an input and a result share a block; here only what the loss reads stays, and
+no such wait is made.
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ arXiv 1801.04380), and its released code. The rules:
    used are copied out, and copied back on their next use. These copies are synchronous.
 
 Filled in: rule 2 as the paper draws it, with copies that ops wait for where the memory or the tensor is needed. Random
-ops (dropout) are not run again: what they make stays. For rule 4, an allocation fails where the budget would be
-exceeded; without one, half of what keeping all takes.
+ops (dropout) are not run again: what they make stays. The choice of each convolution's algorithm by the memory left,
+and the pool's own allocator, are left out: a trace has one algorithm, and memory is PyTorch's. The released code pins
+memory for every tensor; here pinned memory is that of what moves. For rule 4, an allocation fails where the budget
+would be exceeded; without one, half of what keeping all takes.
 """
 
 from __future__ import annotations
