@@ -11,6 +11,7 @@ import pytest
 
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import PlanError, ScheduleError
+from gpusim.formats.trace import GroundTruth, HostLink, Timing
 from gpusim.memplan.checks import check_timeline
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.lowering import lower_program
@@ -170,3 +171,25 @@ def test_explore_has_no_memory_actions_where_every_schedule_keeps_the_limit() ->
     graph = graph_of(chain_step(6))
     found = explore(graph, streams=2, evaluations=20, memory_limit_bytes=1 << 40)
     assert MEMORY_ACTIONS not in {row.policy for row in found.rows}
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_copies_of_a_plan_take_the_link_measured_with_its_step(engine: str) -> None:
+    """Each direction at its own measured rate, both together at the model's sum scaled alike; every engine the same.
+
+    The model has 8 bytes per ns each way and 12 both ways, the step's own link 4 out and 2 back: both ways 12 * 6 / 16.
+    """
+    trace = chain_step()
+    timing = Timing(median_ns=0, lo_ns=0, hi_ns=0, rounds=1)
+    link = HostLink(d2h_bytes_per_ns=4.0, h2d_bytes_per_ns=2.0)
+    truth = GroundTruth(eager=timing, graph=timing, attributed_frac=1.0, link=link)
+    graph = graph_of(msgspec.structs.replace(trace, ground_truth=truth), d2h=8.0, h2d=8.0, both=12.0)
+    assert graph.hardware.copies.both_bytes_per_ns == 12.0 * 6 / 16
+    evaluator = MemoryEvaluator(graph, engine)
+    lowered = lower_program(graph, evaluator.storages, evaluator.program(moving()))
+    timeline = evaluator.engine.run(lowered.plan, graph.hardware)
+    spans = zip(lowered.plan.tasks, timeline.start_ns, timeline.end_ns, strict=True)
+    took = {task.kind: end - start for task, start, end in spans if task.kind in ("d2h", "h2d")}
+    latency = graph.hardware.copies.latency_ns
+    assert took["d2h"] == pytest.approx(SIZE / 4.0 + latency, abs=2)
+    assert took["h2d"] == pytest.approx(SIZE / 2.0 + latency, abs=2)
