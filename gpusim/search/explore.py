@@ -270,17 +270,17 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
-    problem, simulated = "", searched.evaluations
+    problem, simulated, interrupted = "", searched.evaluations, searched.interrupted
     if limited:
         assert memory_limit_bytes is not None
         fastest = sorted((row for row in rows if not row.schedule.has_variants), key=lambda row: row.makespan_ns)
         try:
-            found, tried = search_memory_actions(
+            acting = search_memory_actions(
                 graph,
                 [row.schedule for row in fastest],
                 memory_limit_bytes,
                 streams,
-                budget_s=share * whole_s,
+                budget_s=0.0 if interrupted else share * whole_s,
                 seed=seed,
                 evaluations=None if whole_evaluations is None else max(1, round(share * whole_evaluations)),
                 progress=lambda done, best_ns: report(MEMORY_ACTIONS, done, round(best_ns)),
@@ -288,8 +288,8 @@ def explore(
         except PlanError as cause:
             problem = str(cause)
         else:
-            simulated += tried
-            rows.append(_with_actions(found, sequential_ns, made_by))
+            simulated, interrupted = simulated + acting.evaluations, interrupted or acting.interrupted
+            rows.append(_with_actions(acting.outcome, sequential_ns, made_by))
             on_row(rows[-1])
     best = _choose_within(graph, rows, memory_limit_bytes, sequential_ns, problem)
     concluded = _conclude(graph, best, sequential_ns, bound, memory_limit_bytes)
@@ -302,7 +302,7 @@ def explore(
         attribution=concluded.attribution,
         verdict=concluded.verdict,
         evaluations=simulated,
-        interrupted=searched.interrupted,
+        interrupted=interrupted,
         seed=seed,
         variants=None if searched.variants is None else tried_variants(evaluator, searched.plain, searched.variants),
         partitions=tuple(

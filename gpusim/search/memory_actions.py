@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
@@ -35,6 +36,16 @@ SCHEDULES_TRIED: Final = 4
 MOST_MOVED: Final = 16
 
 
+@dataclass(frozen=True)
+class Acting:
+    """The fastest schedule with memory actions found."""
+
+    outcome: Outcome
+    evaluations: int
+    """Number of simulated candidates."""
+    interrupted: bool
+
+
 def search_memory_actions(
     graph: OpGraph,
     schedules: Sequence[Schedule],
@@ -45,8 +56,8 @@ def search_memory_actions(
     seed: int,
     evaluations: int | None = None,
     progress: Callable[[float, float], None] = lambda share, best_ns: None,
-) -> tuple[Outcome, int]:
-    """Return the fastest plan found on up to `streams` streams for ops, and the number of simulated candidates.
+) -> Acting:
+    """Return the fastest plan found on up to `streams` streams for ops.
 
     `schedules` come fastest first. The search ends after `budget_s` seconds or `evaluations` candidates, and tries the
     first plan on several streams in any case. Raises `PlanError` where no plan keeps the limit, and for a step without
@@ -65,19 +76,23 @@ def search_memory_actions(
         return share >= 1.0
 
     first = search.planner.plan_for(limit_bytes)
-    for plan in (first, *search.on_streams(first, schedules, streams)):  # even if planning took the whole budget
-        over()
-        search.try_plan(plan)
-        if evaluations is not None and search.tried >= evaluations:
-            break
-    for plan in search.seeds(schedules, streams):
-        if over():
-            break
-        search.try_plan(plan)
-    dice = random.Random(seed)
-    while streams > 1 and not over():
-        search.try_plan(_moved(search.best, streams, dice))
-    return search.evaluator.evaluate(search.best), search.tried
+    search.try_plan(first)
+    interrupted = False
+    try:
+        for plan in search.on_streams(first, schedules, streams):  # even if planning took the whole budget
+            if over() and evaluations is not None:
+                break
+            search.try_plan(plan)
+        for plan in search.seeds(schedules, streams):
+            if over():
+                break
+            search.try_plan(plan)
+        dice = random.Random(seed)
+        while streams > 1 and not over():
+            search.try_plan(_moved(search.best, streams, dice))
+    except KeyboardInterrupt:  # the best so far
+        interrupted = True
+    return Acting(search.evaluator.evaluate(search.best), search.tried, interrupted)
 
 
 class _Search:

@@ -142,13 +142,26 @@ def test_search_keeps_the_limit_and_is_faster_than_one_stream() -> None:
     evaluator = MemoryEvaluator(graph)
     setting = Setting(graph, evaluator.storages)
     limit = setting.keep_all_bytes * 6 // 10
-    found, tried = search_memory_actions(graph, (), limit, 4, budget_s=60, seed=0, evaluations=8)
-    assert tried == 8
+    acting = search_memory_actions(graph, (), limit, 4, budget_s=60, seed=0, evaluations=8)
+    assert (acting.evaluations, acting.interrupted) == (8, False)
+    found = acting.outcome
     assert found.peak_bytes <= limit
     one = evaluator.evaluate(LeastTime(setting, evaluator).plan_for(limit))
     assert found.step_ns < one.step_ns
     slow = MemoryEvaluator(graph, "reference").evaluate(found.plan)
     assert (slow.step_ns, slow.peak_bytes) == (found.step_ns, found.peak_bytes)
+
+
+def test_an_interrupted_search_keeps_the_best_so_far() -> None:
+    graph = graph_of(chain_step(6, dur_ns=100_000), d2h=8.0, h2d=8.0)
+    limit = Setting(graph, MemoryEvaluator(graph).storages).keep_all_bytes * 8 // 10
+
+    def stop(share: float, best_ns: float) -> None:
+        raise KeyboardInterrupt
+
+    acting = search_memory_actions(graph, (), limit, 2, budget_s=60, seed=0, progress=stop)
+    assert acting.interrupted
+    assert acting.outcome.peak_bytes <= limit
 
 
 def test_explore_within_a_limit_recommends_memory_actions() -> None:
