@@ -29,6 +29,7 @@ from gpusim.gpu.optimize.garbage import quick_collections
 from gpusim.gpu.optimize.kept_step import kept_step
 from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.python_state import ModuleState
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
@@ -111,8 +112,10 @@ class StepMaker:
         begin = perf_counter()
         if self.wanted.inductor:
             start_compiling(self.executor.device)
+        modules = [m for module in step.modules.values() for m in module.modules()]
         with put_back(step, roots) as snapshot:
             self.say("timing the eager step")
+            untouched = ModuleState(modules)
             try:
                 step.run()
             except (torch.cuda.OutOfMemoryError, GpusimError):
@@ -121,7 +124,12 @@ class StepMaker:
                 problem = (str(cause) or type(cause).__name__).splitlines()[0]
                 raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
             snapshot.check_objects()
+            after_first = ModuleState(modules)  # the first run may make what later ones keep
             eager_ns = self.executor.time_call_ns(step.run)
+            changed = after_first.changed()
+            if changed is not None:
+                untouched.restore()
+                raise CaptureError(f"the step changes '{changed}', which a captured step would not")
         rates = LearningRates(step.optimizers, self.executor.device)
         self.say("recording its operators")
         with put_back(step, roots):

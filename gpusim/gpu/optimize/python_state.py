@@ -20,6 +20,8 @@ from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED: Final = (torch.Tensor, torch.nn.Module, Optimizer, type, types.ModuleType, *_PLAIN)
 _EMPTY: Final = object()
+#: Attributes of torch's own in each module, its parameters, buffers and hooks among them.
+_OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 
 
 class PythonState:
@@ -111,6 +113,39 @@ class PythonState:
                 before = function.__globals__[name]
                 self._names.append((name, function.__globals__, before))
                 self._look(before, name, depth + 1)
+
+
+class ModuleState:
+    """Current attributes of modules that are no plain values, parameters or buffers, and the contents of containers."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._attributes = [(module, _attributes(module)) for module in modules]
+        self._inside = PythonState(())
+        for module, values in self._attributes:
+            for key, value in values.items():
+                self._inside._look(value, f"{type(module).__name__}.{key}", 0)
+
+    def changed(self) -> str | None:
+        """Return the name of a changed attribute, or None."""
+        for module, before in self._attributes:
+            now = _attributes(module)
+            for key in before.keys() | now.keys():
+                if not _same(now.get(key, _EMPTY), before.get(key, _EMPTY)):
+                    return f"{type(module).__name__}.{key}"
+        return self._inside.changed()
+
+    def restore(self) -> None:
+        """Restore all attributes and contents."""
+        for module, before in self._attributes:
+            for key in _attributes(module).keys() - before.keys():
+                del vars(module)[key]
+            vars(module).update(before)
+        self._inside.restore()
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    own = vars(module)
+    return {key: own[key] for key in own.keys() - _OF_MODULES if not isinstance(own[key], _PLAIN)}
 
 
 def _contents(cell: types.CellType) -> Any:

@@ -95,6 +95,35 @@ class Boxes(Net):
         return Box(super().forward(x))
 
 
+class Appends(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x)
+        return super().forward(x)
+
+
+class Remembers(Net):
+    last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+class Tables(Net):
+    """Makes a table at its first call and keeps it, as many position encodings do."""
+
+    table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(6.0) / 6
+        return super().forward(x + self.table)
+
+
 class Raises(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("this model does not work")
@@ -125,6 +154,24 @@ def test_a_model_that_cannot_be_captured_comes_back_with_one_warning(kind: type[
     same_states(model.state_dict(), before)
     assert {key: value for key, value in vars(model).items() if not key.startswith("_")} == attributes
     assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize(("kind", "attribute"), [(Appends, "seen"), (Remembers, "last")])
+def test_what_a_module_keeps_of_each_call_is_named_and_put_back(kind: type[nn.Module], attribute: str) -> None:
+    model = kind().eval()
+    before = copy.copy(getattr(model, attribute))
+    step, text = warned(lambda: fast(model, X))
+    assert step is model
+    assert f"the step changes '{kind.__name__}.{attribute}'" in text
+    assert getattr(model, attribute) == before
+
+
+def test_what_a_module_makes_at_its_first_call_only_is_no_obstacle() -> None:
+    model = Tables().eval()
+    step = fast(model, X)
+    assert isinstance(step, OptimizedStep)
+    with torch.no_grad():
+        close(step(X), model(X))
 
 
 def test_a_training_step_that_cannot_be_captured_still_trains() -> None:
