@@ -194,7 +194,7 @@ class _Device:
         self.pool = SmPlacement(simulation.hardware) if by_block else SmPool(simulation.hardware)
         self.start_interval_ns = launch.start_interval_ns(self.hardware.graph, simulation.plan.mode == "graph")
         self.front_end_free = 0.0
-        self.waiting: list[tuple[float, int, int]] = []
+        self.waiting: list[tuple[float, int]] = []
         self.starts = 0
         self.started: dict[int, int] = {}
         """Number of starts up to and including that of a task, by task."""
@@ -223,7 +223,7 @@ class _Device:
             self.copies[task.kind].waiting.append(index)
             self._update()
         else:
-            heapq.heappush(self.waiting, (self.env.now, -task.priority, index))
+            heapq.heappush(self.waiting, (self.env.now, index))
             self._serve(max(self.env.now, self.front_end_free))
 
     def _serve(self, at: float) -> None:
@@ -233,7 +233,7 @@ class _Device:
         """Start the task that has been ready for longest, if the front end and a grid slot are free."""
         if not self.waiting or self.env.now < self.front_end_free or self.pool.full:
             return
-        index = heapq.heappop(self.waiting)[-1]
+        index = heapq.heappop(self.waiting)[1]
         self.simulation.count_event(index)
         self._advance()
         self.simulation.start[index] = self.env.now

@@ -44,8 +44,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     copy_bytes: int = 0
     host_ns: float = 0.0
     """Host time between the previous launch and this one (stream mode)."""
-    priority: int = 0
-    """Order among tasks that become ready at the same time: the larger starts first; 0 in lowered schedules."""
     blocks: int = 0
     """Number of blocks; 0 if unknown."""
     blocks_per_sm: int = 0

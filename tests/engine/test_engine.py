@@ -121,11 +121,6 @@ def test_gaps_of_a_graph_that_is_no_straight_line_are_longer() -> None:
     assert run(plan(*line, task(10, queue=1, deps=[2])), hardware).start_ns == (0, 1130, 1760, 2090)
 
 
-def test_larger_priority_starts_first_where_several_wait() -> None:
-    tested = plan(task(1000, part=0.1, queue=0), task(1000, part=0.1, queue=1, priority=5))
-    assert run(tested, make_hardware(front_end_ns=250)).start_ns == (250, 0)
-
-
 def test_front_end_starts_kernels_at_a_finite_rate() -> None:
     tested = plan(*(task(1000, part=0.1, queue=queue) for queue in range(4)))
     timeline = run(tested, make_hardware(front_end_ns=250))

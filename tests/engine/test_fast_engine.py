@@ -139,31 +139,28 @@ def test_as_many_groups_of_sms_as_there_can_be_end_in_the_same_order() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_more_ready_kernels_than_grid_slots_start_in_the_same_order(mode: LaunchMode) -> None:
     dice = random.Random(0)
-    tasks = [
-        task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 300, priority=dice.choice((0, 1)))
-        for number in range(600)
-    ]
+    tasks = [task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 300) for number in range(600)]
     assert_equal(plan(*tasks, mode=mode), make_hardware(front_end_ns=1.5, launch_ns=1.0, queues=32))
 
 
 def test_empty_copy_at_the_start_frees_its_successors_before_the_front_end_starts_a_kernel() -> None:
-    # The copy ends at 0. Task 2 is ready at 0, too, and of higher priority than task 1: it goes first.
-    tested = plan(copy("d2h", 0, queue=1), task(10, queue=2), task(10, queue=1, priority=5))
+    # The copy ends at 0. Task 1 is ready at 0, too, and was launched before task 2: it goes first.
+    tested = plan(copy("d2h", 0, queue=1), task(10, queue=1), task(10, queue=2))
     hardware = make_hardware(front_end_ns=100)
-    assert FastEngine().run(tested, hardware).start_ns == (0, 100, 0)
+    assert FastEngine().run(tested, hardware).start_ns == (0, 0, 100)
     assert_equal(tested, hardware)
 
 
 def test_front_ends_of_several_gpus_take_turns_as_their_tasks_became_ready() -> None:
     # All at 0: GPU 0 starts its two empty kernels before GPU 1 starts anything. The second one's successor is ready by
-    # then, and goes before the kernel that has waited on GPU 1: it is of higher priority.
+    # then, and goes before the kernel that has waited on GPU 1: it was launched before it.
     tested = plan(
         task(0, queue=0),
         task(0, queue=1),
+        task(100, part=1.0, queue=1, device=1, deps=[1]),
         task(100, part=1.0, queue=0, device=1),
-        task(100, part=1.0, queue=1, device=1, deps=[1], priority=5),
     )
-    assert FastEngine().run(tested, make_hardware()).end_ns == (0, 0, 200, 100)
+    assert FastEngine().run(tested, make_hardware()).end_ns == (0, 0, 100, 200)
     assert_equal(tested, make_hardware())
 
 

@@ -88,7 +88,6 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
                 dram_bytes=pick((0.0, 1e3, 1e6)),
                 copy_bytes=pick((0, 0, 100, 5000, 100_000)),
                 host_ns=pick((0.0, 0.0, 10.0, 700.0)),
-                priority=pick((0, 0, 0, 1, -3)),
                 partition=partition,
                 partition_sms=PARTITION_SMS[partition] if len(set(partitions)) > 1 else 0,
                 blocks=pick((1, 3, 75, 132, 300, 784, 3000)) if per_sm else 0,

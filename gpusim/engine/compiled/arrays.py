@@ -69,7 +69,6 @@ NODE = np.dtype(
         ("next_copy", "i4"),  # next one in the waiting list of its copy engine
         ("waiting", "i4"),  # number of predecessors that have not ended
         ("started", "i4"),  # number of starts on its GPU up to its own
-        ("priority", "i8"),
         ("gap_ns", "f8"),  # end of its last predecessor to ready (graph mode)
         ("ready_ns", "f8"),
         ("start_ns", "f8"),

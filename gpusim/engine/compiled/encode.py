@@ -32,7 +32,6 @@ def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, in
     nodes = plans.nodes[0]
     nodes["row"] = np.arange(len(tasks))
     nodes["device"] = [devices.setdefault(task.device, len(devices)) for task in tasks]
-    nodes["priority"] = [task.priority for task in tasks]
     nodes["previous"] = previous
     nodes["first_dep"] = first[:-1]
     nodes["n_deps"] = np.diff(first)

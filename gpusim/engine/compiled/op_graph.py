@@ -341,7 +341,6 @@ def lower_one(
             node = nodes[index]
             node.row = first_row + number
             node.device = 0
-            node.priority = 0
             node.previous = last_of_stream[stream]
             node.first_dep = first_dep if number == 0 else filled
             node.n_deps = filled - node.first_dep

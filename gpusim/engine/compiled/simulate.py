@@ -177,7 +177,7 @@ def simulate(
                         )
                         queued = not at_once
                         if queued:
-                            heap.push(waiting, device.first_ready, device.ready, now, -node.priority, index)
+                            heap.push(waiting, device.first_ready, device.ready, now, int64(0), index)
                             device.ready += 1
                             tail = look_again(known, head, tail, device, number, one_device, now)
                             continue

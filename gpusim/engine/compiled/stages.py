@@ -162,7 +162,7 @@ def lower_stages(
                         extra_ns[first + plan] = max(extra_ns[first + plan], tasks[row].extra_ns)
                     lowered = plans.nodes[plan, index]
                     lowered.row = row
-                    lowered.device = lowered.n_deps = lowered.first_dep = lowered.priority = 0
+                    lowered.device = lowered.n_deps = lowered.first_dep = 0
                     lowered.previous = previous
                     previous = index
                     index += 1
