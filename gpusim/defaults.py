@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 #: Maximum number of streams of a schedule.
 DEFAULT_STREAMS: Final = 8
@@ -34,3 +34,7 @@ QUICK_BUDGET_S: Final = 60.0
 #: Launch modes of a schedule: in one CUDA graph, or kernel by kernel from the host.
 LAUNCH_MODES: Final = ("graph", "stream")
 DEFAULT_LAUNCH: Final = "graph"
+#: Statistics of BatchNorm on several GPUs: of each part of the batch, or of the whole batch.
+BatchNorm = Literal["local", "synchronised"]
+BATCH_NORMS: Final[tuple[BatchNorm, ...]] = ("local", "synchronised")
+DEFAULT_BATCH_NORM: Final[BatchNorm] = "local"

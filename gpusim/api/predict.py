@@ -22,6 +22,8 @@ from gpusim.api.resolve import (
 )
 from gpusim.arguments import file_path, memory_bytes, real, text, whole
 from gpusim.defaults import (
+    BATCH_NORMS,
+    DEFAULT_BATCH_NORM,
     DEFAULT_BUDGET_S,
     DEFAULT_ENGINE,
     DEFAULT_LAUNCH,
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from gpusim.plan.schedule import Schedule
     from gpusim.search.explore import Explored, Row
 
-BATCH_NORMS = ("local", "synchronised")
 OBJECTIVES = ("simulated", "additive")
 
 
@@ -261,7 +262,7 @@ def parallel(
     gpus: int,
     topology: str | Path | Topology | None = None,
     plans: Sequence[str | Path] = (),
-    batch_norm: str = "local",
+    batch_norm: str = DEFAULT_BATCH_NORM,
     memory_limit: int | str | None = None,
     by: str = "simulated",
     progress: Progress | None = None,

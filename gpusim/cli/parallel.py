@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusim.api.predict import BATCH_NORMS, OBJECTIVES
+from gpusim.api.predict import OBJECTIVES
 from gpusim.cli.common import (
     check_output,
     hardware_option,
@@ -16,6 +16,7 @@ from gpusim.cli.common import (
     tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 
 
 @click.command()
@@ -30,7 +31,7 @@ from gpusim.cli.figures import check_figures, figure_options
 )
 @click.option(
     "--batch-norm",
-    default=BATCH_NORMS[0],
+    default=DEFAULT_BATCH_NORM,
     show_default=True,
     metavar="|".join(BATCH_NORMS),
     callback=one_of("batch norm", BATCH_NORMS),

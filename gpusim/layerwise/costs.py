@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
+from gpusim.defaults import DEFAULT_BATCH_NORM, BatchNorm
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.topology import Topology
 from gpusim.layerwise.communication import Floats, Members, all_to_all_ns, members, sync_bytes, sync_ns, time_ns
@@ -28,8 +29,6 @@ from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
 from gpusim.layerwise.shares import Share, busiest_share, weight_elements
 from gpusim.notebook import ShortRepr
 from gpusim.units import MIB
-
-BatchNorm = Literal["local", "synchronised"]
 
 #: Elements of training memory per weight: the weight, its gradient, its momentum.
 WEIGHT_COPIES: Final = 3
@@ -49,7 +48,7 @@ class Problem(ShortRepr):
     topology: Topology
     times: Times
     hardware: HardwareModel
-    batch_norm: BatchNorm = "local"
+    batch_norm: BatchNorm = DEFAULT_BATCH_NORM
     bucket_bytes: int = BUCKET_BYTES
     """Least size of the buckets in which gradients are summed."""
     _shares: dict[tuple[int, Config], Share] = field(default_factory=dict, repr=False)

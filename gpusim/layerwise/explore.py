@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_ENGINE, BatchNorm
 from gpusim.formats.parallel_plan import ParallelPlan
 from gpusim.formats.topology import Topology, check_collective_sms, check_gpus
 from gpusim.layerwise.communication import Basis, basis, members
 from gpusim.layerwise.compute import Times, TraceTimes
 from gpusim.layerwise.configs import Config
-from gpusim.layerwise.costs import BatchNorm, LayerCost, Problem, layer_cost, layer_memory, plan_bytes, tables
+from gpusim.layerwise.costs import LayerCost, Problem, layer_cost, layer_memory, plan_bytes, tables
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, SEARCHED, Choice
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import BATCH
@@ -144,7 +144,7 @@ def explore_plans(
     *,
     topology_file: str = "",
     times: Times | None = None,
-    batch_norm: BatchNorm = "local",
+    batch_norm: BatchNorm = DEFAULT_BATCH_NORM,
     objective: Objective = "simulated",
     memory_limit_bytes: int | None = None,
     given: Mapping[str, PlanReader] | None = None,

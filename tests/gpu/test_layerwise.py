@@ -6,6 +6,7 @@ Each launch starts processes that import torch, so all plans of one number of ra
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -17,6 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+import gpusim
+from gpusim.cli.parallel import parallel
+from gpusim.defaults import DEFAULT_BATCH_NORM
 from gpusim.errors import GpuError, OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import default_topology, load_topology
@@ -246,6 +250,13 @@ def test_one_device_is_torchs_own_network() -> None:
     for ours, theirs in zip(gradients.values(), network.parameters(), strict=True):
         assert theirs.grad is not None
         assert torch.allclose(ours, theirs.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_statistics_of_a_run_are_by_default_those_of_a_prediction() -> None:
+    """One definition: the command, the library, the simulation and a rank."""
+    option = next(each for each in parallel.params if each.name == "batch_norm")
+    signatures = [inspect.signature(each).parameters["batch_norm"].default for each in (gpusim.parallel, Rank)]
+    assert {option.default, Problem.batch_norm, *signatures} == {DEFAULT_BATCH_NORM}
 
 
 def test_groups_are_those_that_share_weights_or_statistics() -> None:

@@ -1,7 +1,7 @@
 """One rank: `torchrun --nproc-per-node 4 -m gpusim.gpu.layerwise TRACE --plan PLAN`.
 
 The network is taken from a captured step, with random weights and a random batch. Compares loss and gradients with one
-device, then times steps. Rank 0 prints one JSON document.
+device, statistics of BatchNorm synchronised, then times steps. Rank 0 prints one JSON document.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 import torch
 import torch.distributed as dist
 
+from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
 from gpusim.formats.parallel_plan import read_plan
 from gpusim.gpu.layerwise.check import compare_plan
@@ -41,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("trace")
     parser.add_argument("--plan", required=True, help="a plan file, or data, model, owt")
     parser.add_argument("--steps", type=int, default=0, help="steps to time")
-    parser.add_argument("--batch-norm", choices=("local", "synchronised"), default="synchronised")
+    parser.add_argument(
+        "--batch-norm", choices=BATCH_NORMS, default=DEFAULT_BATCH_NORM, help="of timed steps [default: %(default)s]"
+    )
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     options = parser.parse_args(arguments)
     try:
@@ -107,7 +110,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     graph = layers_of(load_trace(options.trace)).for_gpus(gpus)
     choice = _choice(graph, options.plan, gpus)
     dtype = torch.float64 if options.dtype == "float64" else torch.float32
-    compared = compare_plan(graph, choice, gpus, device=device, dtype=dtype, batch_norm=options.batch_norm)
+    compared = compare_plan(graph, choice, gpus, device=device, dtype=dtype)
     worst = torch.tensor(
         [compared.gradient_difference, compared.loss_difference, float(not compared.equal)], device=device
     )
@@ -122,6 +125,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
         "gradient_difference": float(worst[0]),
         "loss_difference": float(worst[1]),
         "outputs_equal": not bool(worst[2]),
+        "batch_norm": options.batch_norm,
         "steps_ns": times,
     }
 

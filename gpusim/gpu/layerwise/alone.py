@@ -13,11 +13,11 @@ from typing import Final
 
 import torch
 
+from gpusim.defaults import DEFAULT_BATCH_NORM, BatchNorm
 from gpusim.gpu.layerwise.rank import Data, Rank
 from gpusim.gpu.layerwise.transport import Alone
 from gpusim.gpu.replay.timing import time_interleaved
 from gpusim.layerwise.compute import PassTimes, share_key
-from gpusim.layerwise.costs import BatchNorm
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.shares import Share
@@ -32,7 +32,13 @@ FLUSH_BYTES: Final = 128 << 20
 
 
 def rank_alone(
-    graph: LayerGraph, choice: Choice, gpus: int, number: int, *, device: torch.device, batch_norm: BatchNorm = "local"
+    graph: LayerGraph,
+    choice: Choice,
+    gpus: int,
+    number: int,
+    *,
+    device: torch.device,
+    batch_norm: BatchNorm = DEFAULT_BATCH_NORM,
 ) -> Rank:
     """Return one rank of a plan by itself, in single precision; `graph` is that of the whole batch."""
     transport = Alone(number)

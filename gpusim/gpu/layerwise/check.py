@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gpusim.defaults import DEFAULT_SEED
+from gpusim.defaults import DEFAULT_SEED, BatchNorm
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed, Transport
-from gpusim.layerwise.costs import BUCKET_BYTES, BatchNorm
+from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
 
@@ -42,14 +42,14 @@ def compare_plan(
     device: torch.device,
     dtype: torch.dtype = torch.float64,
     seed: int = DEFAULT_SEED,
-    batch_norm: BatchNorm = "synchronised",
     transport: Transport | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Compared:
     """Run a plan on this rank and compare it with one device; needs torch.distributed with `gpus` ranks.
 
-    `graph` is that of the whole batch. With `batch_norm="local"`, only networks without BatchNorm agree.
+    `graph` is that of the whole batch. Statistics of BatchNorm are synchronised, as one device has them.
     """
+    batch_norm: BatchNorm = "synchronised"
     transport = transport or Distributed(groups_of(graph, choice, gpus, batch_norm))
     data = make_data(graph, seed, dtype, device)
     rank = Rank(

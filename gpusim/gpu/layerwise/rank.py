@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpusim.defaults import DEFAULT_SEED
+from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
 from gpusim.errors import OptionError
 from gpusim.gpu.layerwise.operations import (
     Parameter,
@@ -30,7 +30,7 @@ from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
 from gpusim.gpu.layerwise.transport import Groups, Transport
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.configs import Config, boxes, coordinates
-from gpusim.layerwise.costs import BUCKET_BYTES, BatchNorm
+from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
 
@@ -91,7 +91,7 @@ class Rank:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         seed: int = DEFAULT_SEED,
-        batch_norm: BatchNorm = "synchronised",
+        batch_norm: BatchNorm = DEFAULT_BATCH_NORM,
         same_dropout: bool = False,
         keep_buffers: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
