@@ -125,7 +125,7 @@ rows = []
 for group in layer_groups(explored):
     first, last = group[0], group[-1]
     name = html.text(first.name if len(group) == 1 else f"{first.name} to {last.name}")
-    used = explored.gpus if first.config.replicated else first.config.parts
+    used = first.config.computing(explored.gpus)
     rows.append(((name, f"{len(group)}", html.text(str(first.config)), f"{used}"), False))
 split = (Head("layers"), Head("number", True), Head("split"), Head("GPUs", True))
 html.table("How the layers are split", split, rows[:MOST_GROUPS])
@@ -140,7 +140,7 @@ if box := view.folded("Layer by layer", "layer by layer"):
                     "layer": row.name,
                     "kind": row.kind,
                     "split": str(row.config),
-                    "GPUs": explored.gpus if row.config.replicated else row.config.parts,
+                    "GPUs": row.config.computing(explored.gpus),
                     "computation, ms": row.cost.compute_ns / NS_PER_MS,
                     "transfers, ms": row.transfer_ns / NS_PER_MS,
                     "sums, ms": (row.cost.sync_ns + row.cost.statistics_ns) / NS_PER_MS,

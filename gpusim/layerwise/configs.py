@@ -52,6 +52,10 @@ class Config:
         """Number of GPUs with a part (1 for a replicated layer)."""
         return prod(self.degrees)
 
+    def computing(self, gpus: int) -> int:
+        """Return the number of GPUs, of all, that compute some of the layer."""
+        return gpus if self.replicated else self.parts
+
     @property
     def replicas(self) -> int:
         """Number of GPUs that hold the same part of the weights."""

@@ -249,4 +249,4 @@ def _active(configs: tuple[Config, ...], devices: Ints) -> Ints:
 
 
 def _parts(configs: tuple[Config, ...], gpus: int) -> Ints:
-    return np.array([gpus if config.replicated else config.parts for config in configs])
+    return np.array([config.computing(gpus) for config in configs])

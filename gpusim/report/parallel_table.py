@@ -225,7 +225,7 @@ def _layers_table(parallel: Parallel) -> Table:
         name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
         kinds = ", ".join(dict.fromkeys(row.kind for row in group))
         config = group[0].config
-        gpus = parallel.gpus if config.replicated else config.parts
+        gpus = config.computing(parallel.gpus)
         table.add_row(name, kinds, str(config), str(gpus), computed[number], moved[number], summed[number])
     if len(groups) > len(shown):
         table.add_row(f"{len(groups) - len(shown)} more groups: --json", "", "", "", "", "", "")
