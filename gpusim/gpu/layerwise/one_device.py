@@ -1,4 +1,8 @@
-"""The reference for plans: the same network on one device, sharing no code with the execution of plans."""
+"""The reference for plans: the same network on one device, without shares, buffers or exchanges.
+
+It has the operations and parameters of `gpusim.gpu.layerwise.operations` in common with the execution of plans; a test
+compares this network with torch's modules.
+"""
 
 from __future__ import annotations
 
