@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_ENGINE, BatchNorm
@@ -161,9 +161,13 @@ def explore_plans(
     problem = Problem(
         graph.for_gpus(gpus), gpus, topology, times or TraceTimes(step.graph, graph), step.graph.hardware, batch_norm
     )
-    return explore_problem(
+    explored = explore_problem(
         problem, objective=objective, memory_limit_bytes=memory_limit_bytes, given=given, report=report
     )
+    if topology.hardware == step.hardware.name:
+        return explored
+    note = f"topology {topology.name} is of {topology.hardware} GPUs; computation is that of {step.hardware.name}"
+    return replace(explored, notes=(*explored.notes, note))
 
 
 def explore_problem(

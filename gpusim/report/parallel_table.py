@@ -45,7 +45,10 @@ def parallel_document(parallel: Parallel) -> dict[str, Any]:
             "configurations": searched.configurations,
             "next_best_ns": [round(cost) for cost, _ in searched.ranked[1:]],
         },
-        "layers": [_layer_document(row, number, rows) for number, row in enumerate(rows[SEARCHED])],
+        "layers": [
+            _layer_document(row, parallel.gpus, {name: str(others[number].config) for name, others in rows.items()})
+            for number, row in enumerate(rows[SEARCHED])
+        ],
         "dtensor": _dtensor_document(parallel),
         "notes": list(parallel.notes),
     }
@@ -78,7 +81,7 @@ def _plan_document(plan: PlanResult) -> dict[str, Any]:
     }
 
 
-def _layer_document(row: LayerRow, number: int, rows: dict[str, tuple[LayerRow, ...]]) -> dict[str, Any]:
+def _layer_document(row: LayerRow, gpus: int, in_plans: dict[str, str]) -> dict[str, Any]:
     config, cost = row.config, row.cost
     return {
         "name": row.name,
@@ -89,7 +92,7 @@ def _layer_document(row: LayerRow, number: int, rows: dict[str, tuple[LayerRow, 
         "h": config.h,
         "w": config.w,
         "replicated": config.replicated,
-        "devices": config.parts,
+        "devices": config.computing(gpus),
         "forward_ns": round(cost.forward_ns),
         "backward_ns": round(cost.backward_ns),
         "optimizer_ns": round(cost.optimizer_ns),
@@ -97,7 +100,7 @@ def _layer_document(row: LayerRow, number: int, rows: dict[str, tuple[LayerRow, 
         "sync_ns": round(cost.sync_ns + cost.statistics_ns),
         "error": cost.error,
         "memory_bytes": row.memory_bytes,
-        "in_plans": {name: str(others[number].config) for name, others in rows.items()},
+        "in_plans": in_plans,
     }
 
 

@@ -88,6 +88,16 @@ def test_notes_on_a_given_plan_are_shown(run: Run, tmp_path: Path) -> None:
     assert found["notes"] == [f"plan mine: made for other, not for {TRACE}"]
 
 
+def test_a_layer_without_a_rule_is_on_every_gpu(run: Run) -> None:
+    found = json.loads(run("parallel", "decoder_small-infer-b1-bf16", "--gpus", "2", "--json")[1])
+    assert {layer["devices"] for layer in found["layers"] if layer["replicated"]} == {2}
+
+
+def test_links_of_other_gpus_are_said(run: Run) -> None:
+    found = json.loads(run("parallel", TRACE, "--gpus", "2", "--topology", "p100", "--json")[1])
+    assert found["notes"] == ["topology p100 is of p100 GPUs; computation is that of h200"]
+
+
 def test_equal_questions_have_equal_answers(run: Run) -> None:
     once, again = (run("parallel", TRACE, "--gpus", "4", "--json")[1] for _ in range(2))
     assert once == again
