@@ -71,6 +71,20 @@ def test_local_statistics_are_those_of_each_part_of_the_batch() -> None:
     assert json.loads(start(2, "local")) == {"samples": True, "height": True}
 
 
+def test_each_layer_is_timed_on_each_rank_beside_its_prediction() -> None:
+    """Rank 1 has no part of one convolution: nothing is computed there, and nothing predicted."""
+    layers = {layer["name"]: layer for layer in json.loads(start(2, "layers"))["layers"]}
+    assert len(layers) == len(small_cnn(1).layers)
+    for pass_ in ("forward_ns", "backward_ns", "predicted_forward_ns", "predicted_backward_ns"):
+        assert all(time > 0 for time in layers["stem"][pass_])
+        assert layers["one"][pass_][0] > 0
+    assert layers["one"]["forward_ns"][1] == 0
+    assert layers["one"]["predicted_forward_ns"][1] == layers["one"]["predicted_backward_ns"][1] == 0
+    assert layers["one"]["predicted_transfer_ns"] > 0 == layers["stem"]["predicted_transfer_ns"]
+    assert all(time > 0 for time in layers["one"]["transfer_ns"])
+    assert all(time > 0 for time in layers["stem"]["sums_ns"])
+
+
 def test_a_rank_that_fails_ends_all_and_says_which() -> None:
     begin = time.monotonic()
     with pytest.raises(GpuError, match=r"rank 1 of 2 failed with exit status 3: it was me"):

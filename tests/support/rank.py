@@ -13,12 +13,18 @@ from itertools import cycle
 import torch
 import torch.distributed as dist
 
+from gpusim.defaults import DEFAULT_BATCH_NORM
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.topology import load_topology
 from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.check import compare_plan
+from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
+from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.network_builder import NetworkBuilder
@@ -108,6 +114,17 @@ def _as_one_batch(graph: LayerGraph) -> bool:
     return all(torch.allclose(g, expected[name]) for name, g in rank.gradients().items())
 
 
+def layers() -> dict[str, object]:
+    """Time layers by samples on two ranks, and one convolution on rank 0 alone."""
+    graph = small_cnn(1).for_gpus(2)
+    choice = tuple(Config() if layer.name == "one" else Config(n=2) for layer in graph.layers)
+    hardware = load_hardware("h200")
+    problem = Problem(graph, 2, load_topology("h200"), Roofline(hardware), hardware)
+    rank = Rank(graph, choice, 2, Distributed(groups_of(graph, choice, 2, DEFAULT_BATCH_NORM)), device=CPU)
+    times_ns = time_layers(rank, make_data(graph, 0, torch.float32, CPU), 2, 3)
+    return {"layers": layer_documents(problem, choice, times_ns)}
+
+
 def main() -> int:
     job = sys.argv[1]
     torch.set_num_threads(1)
@@ -121,7 +138,7 @@ def main() -> int:
         return 3
     if job in ("fail", "die"):
         dist.barrier()  # waits for the missing rank
-    answer = {"check": check, "local": local}[job]()
+    answer = {"check": check, "local": local, "layers": layers}[job]()
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(answer))
     return 0

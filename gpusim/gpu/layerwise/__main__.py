@@ -20,20 +20,25 @@ import torch.distributed as dist
 
 from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
-from gpusim.formats.parallel_plan import read_plan
+from gpusim.formats.topology import check_gpus, default_topology
 from gpusim.gpu.layerwise.check import compare_plan
-from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
+from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
+from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed
-from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.compute import TraceTimes
+from gpusim.layerwise.costs import Problem
+from gpusim.layerwise.fixed_plans import FIXED_PLANS
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import LayerGraph
-from gpusim.layerwise.plans import from_document
+from gpusim.layerwise.plans import GivenPlan, plan_reader
+from gpusim.step import load
 from gpusim.text import shortened, visible
-from gpusim.trace import load_trace
 
 #: Timeout of a collective: longer means that a rank was lost.
 TIMEOUT_S: Final = 120
 _WARM_UP: Final = 3
+#: Steps of which `--layers` takes the medians, unless `--steps` says how many.
+_LAYER_STEPS: Final = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("trace")
     parser.add_argument("--plan", required=True, help="a plan file, or data, model, owt")
     parser.add_argument("--steps", type=int, default=0, help="steps to time")
+    parser.add_argument("--layers", action="store_true", help="time each layer too, beside its prediction")
     parser.add_argument(
         "--batch-norm", choices=BATCH_NORMS, default=DEFAULT_BATCH_NORM, help="of timed steps [default: %(default)s]"
     )
@@ -107,16 +113,18 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     gpus = dist.get_world_size()
     on_gpus = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
-    graph = layers_of(load_trace(options.trace)).for_gpus(gpus)
-    choice = _choice(graph, options.plan, gpus)
+    step = load(options.trace)
+    layers = layers_of(step.trace)
+    graph = layers.for_gpus(gpus)
+    given = _given(graph, options.plan, gpus)
+    choice = given.choice
     dtype = torch.float64 if options.dtype == "float64" else torch.float32
     compared = compare_plan(graph, choice, gpus, device=device, dtype=dtype)
     worst = torch.tensor(
         [compared.gradient_difference, compared.loss_difference, float(not compared.equal)], device=device
     )
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    times = _timed(graph, choice, gpus, device, dtype, options) if options.steps else []
-    return {
+    document: dict[str, object] = {
         "network": graph.name,
         "gpus": gpus,
         "backend": dist.get_backend(),
@@ -126,34 +134,41 @@ def run(options: argparse.Namespace) -> dict[str, object]:
         "loss_difference": float(worst[1]),
         "outputs_equal": not bool(worst[2]),
         "batch_norm": options.batch_norm,
-        "steps_ns": times,
+        "notes": list(given.notes),
+        "steps_ns": [],
     }
+    if options.steps or options.layers:
+        transport = Distributed(groups_of(graph, choice, gpus, options.batch_norm))
+        rank = Rank(graph, choice, gpus, transport, device=device, dtype=dtype, batch_norm=options.batch_norm)
+        data = make_data(graph, 0, dtype, device)
+        document["steps_ns"] = _timed(rank, data, options.steps) if options.steps else []
+    if options.layers:
+        topology = default_topology(step.hardware)
+        check_gpus(topology, gpus)
+        times = TraceTimes(step.graph, layers)
+        problem = Problem(graph, gpus, topology, times, step.hardware, options.batch_norm)
+        measured_ns = time_layers(rank, data, gpus, options.steps or _LAYER_STEPS)
+        document["predicted_on"] = step.hardware.name
+        document["layers"] = layer_documents(problem, choice, measured_ns)
+    return document
 
 
-def _choice(graph: LayerGraph, plan: str, gpus: int) -> Choice:
+def _given(graph: LayerGraph, plan: str, gpus: int) -> GivenPlan:
     if plan in FIXED_PLANS:
-        return FIXED_PLANS[plan](graph, gpus)
-    document = read_plan(Path(plan))
-    if document.gpus != gpus:
-        raise OptionError(f"{plan} is for {document.gpus} GPUs, and there are {gpus} ranks")
-    return from_document(document, graph, plan)
+        return GivenPlan(FIXED_PLANS[plan](graph, gpus))
+    return plan_reader(Path(plan), gpus)(graph)
 
 
-def _timed(
-    graph: LayerGraph, choice: Choice, gpus: int, device: torch.device, dtype: torch.dtype, options: argparse.Namespace
-) -> list[int]:
-    """Wall times of steps on this rank; all ranks start each step together."""
-    transport = Distributed(groups_of(graph, choice, gpus, options.batch_norm))
-    rank = Rank(graph, choice, gpus, transport, device=device, dtype=dtype, batch_norm=options.batch_norm)
-    data = make_data(graph, 0, dtype, device)
+def _timed(rank: Rank, data: Data, steps: int) -> list[int]:
+    """Wall times of steps on this rank in ns; all ranks start each step together."""
     times_ns = []
-    for number in range(_WARM_UP + options.steps):
+    for number in range(_WARM_UP + steps):
         rank.clear()
         dist.barrier()
-        _synchronise(device)
+        _synchronise(rank.device)
         begin = time.perf_counter_ns()
         rank.step(data)
-        _synchronise(device)
+        _synchronise(rank.device)
         if number >= _WARM_UP:
             times_ns.append(time.perf_counter_ns() - begin)
     return times_ns

@@ -8,10 +8,10 @@ post the same exchanges in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from gpusim.layerwise.configs import Config, boxes, coordinates
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
+
+Part = Literal["forward", "backward", "transfer", "sums"]
+"""What a rank does for a layer."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Rank:
         self.users = graph.consumers()
         self.buckets = gradient_buckets(graph, choice, bucket_bytes)
         self._sums: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        self.mark: Callable[[Part, int], None] | None = None
+        """Called after each part of a step with the layer that it was for."""
         self.loss = torch.zeros((), device=device, dtype=dtype)
 
     def _state(self, index: int, seed: int, same_dropout: bool) -> _LayerState:
@@ -175,12 +180,18 @@ class Rank:
         """Fill the layer's buffers and run it."""
         state = self.states[index]
         state.buffers = [self._buffer(index, number, data) for number in range(len(state.edges))]
+        self._done("transfer", index)
         state.output = state.gradient = None
         if not state.active:
             return
         state.output = self.run_share(index, state.buffers, data.targets)
         if state.layer.kind == "loss":
             self.loss = self.loss + state.output.detach()
+        self._done("forward", index)
+
+    def _done(self, part: Part, index: int) -> None:
+        if self.mark is not None:
+            self.mark(part, index)
 
     def run_share(self, index: int, buffers: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
         """Run the layer's operations on filled buffers; exchanges nothing but statistics."""
@@ -243,9 +254,11 @@ class Rank:
                 state.output.backward()
             elif state.gradient is not None:
                 torch.autograd.backward([state.output], [state.gradient])
+        self._done("backward", index)
         for number in reversed(range(len(state.edges))):
             self._give_back(state, number)
         state.gradient = None
+        self._done("transfer", index)
 
     def _give_back(self, state: _LayerState, number: int) -> None:
         """Collect the gradient of one buffer: the own part and those from other ranks."""
@@ -303,6 +316,7 @@ class Rank:
             flat = torch.cat([gradient.flatten() for gradient in present])
             self.transport.begin_sum(flat, states[0].weights)
             self._sums.append((flat, present))
+        self._done("sums", bucket.layers[-1])
 
     def _finish_sums(self) -> None:
         """Wait for all sums and copy them back."""
@@ -312,6 +326,7 @@ class Rank:
             summed = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
             torch._foreach_copy_(gradients, summed)
         self._sums = []
+        self._done("sums", 0)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
