@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
@@ -75,6 +75,7 @@ class TraceTimes(ShortRepr):
     graph: OpGraph
     layers: LayerGraph
     """Captured layers, at the batch of one GPU."""
+    _passes: dict[object, _PassNs] = field(default_factory=dict, repr=False, compare=False)
 
     basis = "captured layers, scaled"
     by_shape = False
@@ -85,18 +86,32 @@ class TraceTimes(ShortRepr):
             return PassTimes(0.0, 0.0)
         captured = self.layers.layers[index]
         full = whole(captured)
-        times, error, matrix_ns = [], 0.0, 0.0
-        for ops, work in ((captured.forward, forward_work), (captured.backward, backward_work)):
-            tasks = [task for op in ops for task in self.graph.tasks[op]]
-            sizes = self._sizes(tasks, work(captured, full), work(layer, share), _elements(share, full))
-            durations_ns = [size.dur_ns for size in sizes]
-            each = zip(tasks, durations_ns, strict=True)
-            times.append(sum(dur_ns + task.extra_ns + self.graph.chain_ns for task, dur_ns in each))
-            matrix_ns += sum(dur_ns for task, dur_ns in zip(tasks, durations_ns, strict=True) if task.matrix)
+        elements = _elements(share, full)
+        forward = self._pass_ns(index, False, forward_work(captured, full), forward_work(layer, share), elements)
+        backward = self._pass_ns(index, True, backward_work(captured, full), backward_work(layer, share), elements)
+        error = 0.0
         if share != full:
-            part = matrix_ns / sum(times) if sum(times) else 0.0
+            total_ns = forward.all_ns + backward.all_ns
+            part = (forward.matrix_ns + backward.matrix_ns) / total_ns if total_ns else 0.0
             error = SCALED_ERROR_MATRIX * part + SCALED_ERROR_OTHER * (1 - part)
-        return PassTimes(times[0], times[1], error)
+        return PassTimes(forward.all_ns, backward.all_ns, error)
+
+    def _pass_ns(self, index: int, backward: bool, before: PassWork, after: PassWork, elements: float) -> _PassNs:
+        """Return the time of one pass of a share; cached, as many shares of a layer have the same ratios of work."""
+        same = before == after and elements == 1.0
+        hardware, dtype = self.graph.hardware, self.graph.trace.model.dtype
+        key = (index, backward, elements, None if same else _roof_ratio(before, after, hardware, dtype))
+        if key not in self._passes:
+            captured = self.layers.layers[index]
+            ops = captured.backward if backward else captured.forward
+            tasks = [task for op in ops for task in self.graph.tasks[op]]
+            durations_ns = [size.dur_ns for size in self._sizes(tasks, before, after, elements)]
+            each = list(zip(tasks, durations_ns, strict=True))
+            self._passes[key] = _PassNs(
+                sum(dur_ns + task.extra_ns + self.graph.chain_ns for task, dur_ns in each),
+                sum(dur_ns for task, dur_ns in each if task.matrix),
+            )
+        return self._passes[key]
 
     def tasks(self, index: int, layer: Layer, share: Share, backward: bool) -> list[Task]:
         """Return the kernels of one pass of a share, for the engines."""
@@ -153,6 +168,13 @@ class TraceTimes(ShortRepr):
         trace = self.graph.trace
         ops = [index for index, op in enumerate(trace.ops) if op.phase == "optimizer"]
         return tuple(task for op in ops for task in self.graph.tasks[op])
+
+
+class _PassNs(NamedTuple):
+    """Time of one pass over a share in ns, and that of its matrix kernels."""
+
+    all_ns: float
+    matrix_ns: float
 
 
 class _Size(NamedTuple):

@@ -94,7 +94,8 @@ def worth_looking_at(problem: Problem) -> tuple[list[tuple[Config, ...]], bool]:
     for index, some in enumerate(_options(problem)):
         if len(some) > MOST_CONFIGS:
             all_of_them = False
-            promise = {c: layer_cost(problem, index, c).total_ns + _lacking_ns(problem, index, c) for c in some}
+            lacking_ns = _lacking_ns(problem, index, some)
+            promise = {c: layer_cost(problem, index, c).total_ns + lacking_ns[c] for c in some}
             best = {*sorted(some, key=promise.__getitem__)[:FEWER], *(plan[index] for plan in plans), REPLICATED}
             some = tuple(config for config in some if config in best)
         chosen.append(some)
@@ -110,10 +111,16 @@ def _options(problem: Problem) -> list[tuple[Config, ...]]:
     ]
 
 
-def _lacking_ns(problem: Problem, index: int, config: Config) -> float:
-    """Time to fetch the inputs that a share needs beyond an even part of them."""
-    size = problem.graph.layers[index].element_bytes * lacking_elements(problem, index, config)
-    return 2 * float(exchange_ns(problem.topology, np.array([float(size)]), np.zeros(1), config.parts)[0])
+def _lacking_ns(problem: Problem, index: int, some: Sequence[Config]) -> dict[Config, float]:
+    """Time for each configuration to fetch the inputs that a share needs beyond an even part of them."""
+    size = problem.graph.layers[index].element_bytes
+    times_ns: dict[Config, float] = {}
+    for parts in {config.parts for config in some}:
+        alike = [config for config in some if config.parts == parts]
+        moved = np.array([float(size * lacking_elements(problem, index, config)) for config in alike])
+        found = 2 * exchange_ns(problem.topology, moved, np.zeros(len(alike)), parts)
+        times_ns |= zip(alike, found.tolist(), strict=True)
+    return times_ns
 
 
 def _least_ns(problem: Problem) -> float:
