@@ -86,7 +86,21 @@ def local() -> dict[str, bool]:
     at = net.convolution((3, 8, 8), 4, 3, padding=1, norm=True, relu=True)
     net.loss(net.linear(net.flatten(at), 4))
     graph = net.graph().for_gpus(2)
-    return {"samples": _as_two_batches(graph, net.graph()), "height": _as_one_batch(graph)}
+    return {
+        "samples": _as_two_batches(graph, net.graph()),
+        "height": _as_one_batch(graph),
+        "bias_before_norm": _equal_in_single_precision(),
+    }
+
+
+def _equal_in_single_precision() -> bool:
+    """Compare a network with biases before BatchNorm: their gradients are zero but for rounding."""
+    net = NetworkBuilder("biased", 2)
+    at = net.convolution((3, 8, 8), 4, 3, padding=1, bias=True, norm=True, relu=True)
+    net.loss(net.linear(net.flatten(at), 4))
+    graph = net.graph().for_gpus(2)
+    choice = tuple(Config(w=2) if layer.kind == "convolution" else Config(n=2) for layer in graph.layers)
+    return all(compare_plan(graph, choice, 2, device=CPU, dtype=torch.float32, seed=seed).equal for seed in range(4))
 
 
 def _run(graph: LayerGraph, choice: Choice, data: Data) -> Rank:

@@ -16,8 +16,9 @@ from gpusim.layerwise.layers import LayerGraph
 
 #: Largest error relative to the largest value of the tensor: sums in another order round differently.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2}
-#: Errors of small gradients are relative to this share of the step's largest gradient.
-SMALL = 1e-6
+#: Errors of small gradients are relative to this share of the step's largest gradient: by rounding, a gradient that is
+#: zero has about the dtype's precision of that one.
+SMALL = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1e-1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def compare_plan(
         state = rank.states[index]
         wanted = whole[state.low[1] : state.high[1]]
         # Some gradients are zero except for rounding: of a bias before BatchNorm, or of attention's keys.
-        scale = max(float(whole.abs().max()), SMALL * typical)
+        scale = max(float(whole.abs().max()), SMALL[dtype] * typical)
         difference = float((gradient - wanted).abs().max()) / scale
         if not difference <= worst:  # NaN is worse than any
             worst, whose = difference, name
