@@ -70,8 +70,10 @@ class Executor(Protocol):
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """Return the time of one call of the user's own code, in ns."""
 
-    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
-        """Return the device time of `call` outside the graph that it takes, in ns: measured around an empty one."""
+    def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
+        """Return the device time of `call` outside the graph that it takes, in ns: measured around an empty one of as
+        many streams.
+        """
 
     def device_ns(self, call: Callable[[], object]) -> int:
         """Return the device time of one call in a row that the host has queued, in ns."""
@@ -197,7 +199,7 @@ class CpuExecutor:
         call()
         return 0
 
-    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
+    def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
         """Nothing is measured, but the call is made."""
         call(lambda: None)
         return 0

@@ -371,12 +371,12 @@ class StepMaker:
                         problem = problem or cause
                         self.say(f"left out: {cause}")
                         continue
-                    costs = self._costs(variant, captured)
+                    costs = self._costs(variant, captured, candidate.streams)
             return Checked(variant, candidate, checked.worst, costs)
         assert problem is not None
         raise problem
 
-    def _costs(self, variant: Variant, captured: Captured) -> Costs:
+    def _costs(self, variant: Variant, captured: Captured, streams: int) -> Costs:
         """Measure the parts of a call. The state advances."""
         tensors = [tensor.clone() for tensor in captured.inputs]
 
@@ -386,7 +386,7 @@ class StepMaker:
             return variant.run(tensors)
 
         return Costs(
-            around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors)),
+            around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams),
             host_ns=self.executor.host_ns(call),
             device_ns=self.executor.device_ns(variant.ready.run),
             launch_ns=self.executor.host_ns(variant.ready.run),

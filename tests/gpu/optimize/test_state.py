@@ -433,7 +433,7 @@ class Costly(CpuExecutor):
 
     host = 5_000
 
-    def around_ns(self, call: Callable[[Callable[[], None]], object]) -> int:
+    def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
         runs: list[int] = []
         call(lambda: runs.append(1))
         assert runs == [1]  # the copies are those around what is given in the graph's place
