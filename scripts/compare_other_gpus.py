@@ -3,7 +3,7 @@
 
     python scripts/compare_other_gpus.py
 
-Writes validate/results/other_gpus.md. With --check nothing is written; the exit status is 1 where it is out of date.
+Writes research/data/other_gpus.md. With --check nothing is written; the exit status is 1 where it is out of date.
 
 The comparison: a step captured on an H200, scaled to the GPU by `gpusim/rules/other_gpus.py` and simulated as one CUDA
 graph on one stream, against the published throughput of the same network, mode and image size. Batches, libraries and
@@ -28,7 +28,7 @@ import gpusim
 from gpusim.io.files import write_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "validate" / "results" / "other_gpus.md"
+PAGE = ROOT / "research" / "data" / "other_gpus.md"
 NVIDIA = "[NVIDIA DeepLearningExamples](https://github.com/NVIDIA/DeepLearningExamples)"
 LAMBDA = "[lambdal/deeplearning-benchmark](https://github.com/lambdal/deeplearning-benchmark)"
 TIMM = "[pytorch-image-models](https://github.com/huggingface/pytorch-image-models)"
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = page(compared())
     if options.check:
         if text != PAGE.read_text(encoding="utf-8"):
-            print("validate/results/other_gpus.md is out of date: run python scripts/compare_other_gpus.py")
+            print("research/data/other_gpus.md is out of date: run python scripts/compare_other_gpus.py")
             return 1
         return 0
     write_bytes(PAGE, text.encode())

@@ -11,7 +11,7 @@ Each factor is the source's value over the target's, except waves: the target's 
 
 Source: the idea of waves is Habitat's (Yu et al., ATC 2021); the shares are those of a roofline (Williams et al., CACM
 2009), taken one after the other. Against throughputs that others published of V100, A100 and RTX 4090
-(validate/results/other_gpus.md): median factor 1.21, largest 1.53. Constants: `Memory.dram_bytes_per_ns`, `Rates`,
+(research/data/other_gpus.md): median factor 1.21, largest 1.53. Constants: `Memory.dram_bytes_per_ns`, `Rates`,
 `Limits.sms`.
 """
 
