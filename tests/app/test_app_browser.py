@@ -24,6 +24,7 @@ from tests.support.browser import (
     answer,
     heading,
     metric,
+    navigate,
     own_button,
     settle,
     table,
@@ -43,13 +44,6 @@ EXPLORING = re.compile("^Running every policy and a short search")
 QUESTION = {name: entry.question for name, entry in REGISTRY.PAGES.items()}
 
 
-def go(tab: Any, name: str) -> None:
-    """Click a page in the navigation, and wait until it is complete."""
-    label = REGISTRY.PAGES[name].label
-    tab.locator("[data-testid=stSidebarNavLink]").filter(has_text=re.compile(f"{label}$")).click()
-    heading(tab, QUESTION[name])
-
-
 # --- Files ---
 
 
@@ -61,7 +55,7 @@ def test_an_upload_is_a_verdict_and_can_be_searched(tab: Any, server: str, tmp_p
     tab.get_by_text("tiny-infer-b1").first.wait_for()
     settle(tab)
     assert "upload-" in tab.url
-    go(tab, "search")
+    navigate(tab, "search")
     own_button(tab, "Start").click()
     progress = tab.locator("[data-testid=stProgress]")
     progress.wait_for()
@@ -84,7 +78,7 @@ def test_downloads_work_again_and_again_after_a_search(tab: Any, server: str) ->
     settle(tab)
     for name in ("Schedule (JSON)", "Table (CSV)", "Timeline for Perfetto"):
         download_3_times(tab, name)
-    go(tab, "limits")
+    navigate(tab, "limits")
     tab.get_by_role("button", name="Losses (CSV)").wait_for()
     settle(tab)
     download_3_times(tab, "Losses (CSV)")
@@ -116,7 +110,7 @@ def test_a_reload_keeps_the_upload_and_the_what_if_settings(tab: Any, server: st
     visit(tab, server)
     upload(tab, tmp_path / "mine.json.gz")
     heading(tab, QUESTION["verdict"])
-    go(tab, "what-if")
+    navigate(tab, "what-if")
     slider = tab.locator("[data-testid=stSlider]").filter(has_text="SMs")
     slider.get_by_role("slider").press("PageDown")
     tab.wait_for_url(re.compile("[&]sms="))
@@ -167,7 +161,7 @@ def test_a_name_is_shown_as_it_is_and_becomes_no_link_icon_or_formula(server: st
     for name, entry in REGISTRY.PAGES.items():
         if not entry.controls:
             continue
-        go(tab, name)
+        navigate(tab, name)
         tab.locator(".g-step").filter(has_text=shown).first.wait_for()
         assert tab.locator("[data-testid=stMain] a[href*=evil], img[src*=evil], .katex").count() == 0
         assert not re.search("[\x1b\u202e]", tab.content())
@@ -339,7 +333,7 @@ def test_a_link_opens_its_page_and_state_and_both_survive_a_reload_and_a_change_
             assert part in tab.url
         tab.reload()
         settle(tab)
-    go(tab, "timeline")
+    navigate(tab, "timeline")
     tab.wait_for_url(re.compile(r"page=timeline.*hw=a100-80gb.*policy=round_robin"))
 
 
@@ -403,6 +397,6 @@ def test_the_first_page_loads_no_figure(tab: Any, server: str) -> None:
     asked: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
     visit(tab, server)
-    go(tab, "verdict")
+    navigate(tab, "verdict")
     assert not [address for address in asked if "plotly" in address.lower()]
     assert json.dumps(asked)

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.pages import REGISTRY
+
 ROOT = Path(__file__).parents[2]
 NEEDS = "pip install playwright, and a Chromium (apt-get install chromium, or its path in CHROMIUM)"
 #: The first needs half of the CPU time of a whole Chromium, which also draws windows that nobody sees.
@@ -165,6 +167,13 @@ def heading(tab: Any, question: str) -> None:
     """Wait for the complete page with this heading."""
     tab.locator("h1").filter(has_text=question).wait_for()
     settle(tab)
+
+
+def navigate(tab: Any, name: str) -> None:
+    """Click a page in the navigation, and wait until it is complete."""
+    entry = REGISTRY.PAGES[name]
+    tab.locator("[data-testid=stSidebarNavLink]").filter(has_text=re.compile(f"{entry.label}$")).click()
+    heading(tab, entry.question)
 
 
 def metric(tab: Any, label: str) -> str:
