@@ -246,8 +246,18 @@ def what_if() -> None:
 @st.fragment
 @view.explained
 def other_gpus() -> None:
-    """Compare the unchanged step on every GPU with a model; needs no control."""
+    """Compare the unchanged step on every GPU with a model: of a large step, only when asked to."""
+    if dashboard.is_large(results.step_of(choice)):
+        if box := view.folded("On other GPUs", "other gpus"):
+            with box, st.spinner(view.SIMULATING):
+                on_other_gpus()
+        return
     st.header("On other GPUs", anchor=False)
+    on_other_gpus()
+
+
+def on_other_gpus() -> None:
+    """Show the table of all GPUs."""
     base = results.baseline_of(choice, shown)
     run_on = results.on_every_gpu(choice, shown)
     times = format_times_ns(

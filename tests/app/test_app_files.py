@@ -174,6 +174,26 @@ def test_a_step_without_work_opens_on_every_page(steps: list[Step], tmp_path: Pa
         assert len(app.error) <= 1, name
 
 
+def test_a_large_step_gets_the_same_answers_from_the_compiled_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timeline still shows the load of the GPU, and it goes to other GPUs only when asked to."""
+    small = uploaded("mine.json.gz", trace_file(tmp_path))
+    said = markup(at("timeline", small))
+    monkeypatch.setattr("gpusim.plan.graph.COMPILED_FROM_OPS", 5)
+    write_trace(wide_trace(dur_ns=10_001), tmp_path / "other.json.gz")  # results are kept by content
+    large = uploaded("other.json.gz", (tmp_path / "other.json.gz").read_bytes())
+    timeline = at("timeline", large)
+    assert not timeline.exception
+    assert "Worst delay" in said
+    assert "Worst delay" in markup(timeline)
+    assert len(timeline.get("plotly_chart")) == 1
+    what_if = at("what-if", large)
+    assert not what_if.exception
+    assert "On other GPUs" in [each.label for each in what_if.expander]
+    assert "The same step on other GPUs" not in markup(what_if)
+
+
 def test_a_step_that_needs_more_memory_than_the_gpu_has_does_not_fit(tmp_path: Path) -> None:
     trace = wide_trace()
     storages = [msgspec.structs.replace(each, bytes=100 * GIB) for each in trace.storages]
