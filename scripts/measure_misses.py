@@ -4,8 +4,9 @@ Misses: an elementwise kernel reads tensors of one size in turn, a few that stay
 difference a kernel, over the size, has the delay of a first miss as its intercept. Products: the time that each kernel
 of a chain loses beside 1, 3 or 7 other chains, which tells five causes apart. Chains of spin kernels only start beside
 it; equal kernels also compute; with the same operands they share what they read; shifted, they start at other times;
-and with operands of its own, each kernel reads from DRAM. Everything runs in one CUDA graph at a time, with nothing
-else on the GPU.
+and with operands of its own, each kernel reads from DRAM. Embedding bags launch 1,024 blocks whatever their number, so
+that most blocks of a few bags only begin and end. Everything runs in one CUDA graph at a time, with nothing else on the
+GPU.
 """
 
 from __future__ import annotations
@@ -44,26 +45,33 @@ SPIN_SHARE = 1 / 3
 PRODUCTS = ((192, 1024, 384), (192, 384, 1024), (768, 768, 768), (1280, 384, 384))
 #: Convolutions of as few blocks: channels, pixels a side.
 CONVOLUTIONS = ((64, 28), (128, 14))
+#: Numbers of embedding bags, of 6 rows of 48 floats: 8, 128 and 1,024 of the 1,024 blocks have work.
+BAGS = (32, 512, 4096)
+BAG_ROWS, BAG_WIDTH, TABLE_ROWS = 6, 48, 30_000
 
 Calls = Sequence[Callable[[], object]]
 
 
 def graph_ns(lanes: Sequence[Calls]) -> float:
-    """Return the median time of a replay of one graph that runs each lane on a stream of its own."""
+    """Return the median time of a replay of one graph that runs each lane on a stream of its own.
+
+    The graph is recorded from the first lane's stream: torch's own stream for recordings comes from the same pool of 32
+    as the lanes', and a lane that got it would make all later lanes wait for its end.
+    """
     for lane in lanes:
         for call in lane[:2]:
             call()
     torch.cuda.synchronize()
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in lanes]
-    with torch.cuda.graph(graph):
-        current = torch.cuda.current_stream()
+    with torch.cuda.graph(graph, stream=streams[0], capture_error_mode="thread_local"):
+        for stream in streams[1:]:
+            stream.wait_stream(streams[0])
         for stream, lane in zip(streams, lanes, strict=True):
-            stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 for call in lane:
                     call()
-        for stream in streams:
-            current.wait_stream(stream)
+        for stream in streams[1:]:
+            streams[0].wait_stream(stream)
     times = []
     for _ in range(ROUNDS + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -106,12 +114,20 @@ def kernels() -> dict[str, Callable[[], Callable[[], object]]]:
         x = torch.randn(size // 4, device="cuda")
         return partial(torch.neg, x, out=torch.empty_like(x))
 
+    def bags(count: int) -> Callable[[], object]:
+        table = torch.randn(TABLE_ROWS, BAG_WIDTH, device="cuda")
+        rows = torch.randint(0, TABLE_ROWS, (count * BAG_ROWS,), device="cuda")
+        offsets = torch.arange(0, count * BAG_ROWS, BAG_ROWS, device="cuda")
+        return partial(functional.embedding_bag, rows, table, offsets, mode="sum")
+
     made: dict[str, Callable[[], Callable[[], object]]] = {}
     for m, n, k in PRODUCTS:
         made[f"product {m} x {n} x {k}"] = partial(product, m, n, k)
     for channels, side in CONVOLUTIONS:
         made[f"convolution {channels} channels, {side} x {side}"] = partial(convolution, channels, side)
     made["elementwise"] = partial(elementwise, SIZES[-1])
+    for count in BAGS:
+        made[f"embedding bags, {count}"] = partial(bags, count)
     return made
 
 
