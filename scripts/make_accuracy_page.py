@@ -161,15 +161,15 @@ def progress(recipe: str = "kinds") -> str:
 def order() -> list[str]:
     """Return the ranking quality of predictions, for the blind runs."""
     lines = [
-        "| run | steps | Kendall tau, mean (least) | regret, mean (largest) |",
+        "|run|steps|Kendall tau, mean (least)|regret, mean (largest)|",
         "|---|--:|--:|--:|",
     ]
     for name, recipe in (("mostly convolutional networks, blind", "blind_again"), *other_kinds()):
         accuracy = fidelity(left_out(recipe))
         assert accuracy is not None
         lines.append(
-            f"| {name} | {len(accuracy.tau)} | {statistics.fmean(accuracy.tau):.2f} ({min(accuracy.tau):.2f}) "
-            f"| {statistics.fmean(accuracy.regret):.1%} ({max(accuracy.regret):.1%}) |"
+            f"|{name}|{len(accuracy.tau)}|{statistics.fmean(accuracy.tau):.2f} ({min(accuracy.tau):.2f})"
+            f"|{statistics.fmean(accuracy.regret):.1%} ({max(accuracy.regret):.1%})|"
         )
     return lines
 
