@@ -128,32 +128,33 @@ def keep(
     plan: MemoryPlan | None,
     measured: Mapping[str, Any],
     say: Callable[[str], None],
-    step: KeptStep | None = None,
+    step: Callable[[], KeptStep | None] = lambda: None,
 ) -> None:
     """Write an entry. A failure is reported and ignored.
 
-    `recorded` is the step as ATen calls, `trace` the schedule's step with its chosen variants.
+    `recorded` is the step as ATen calls, `trace` the schedule's step with its chosen variants. `step` stores the text
+    of Inductor's kernels, too.
     """
     wanted = made_for(recorded, facts)
     path = _path(wanted)
     if path is None:
         return
     chosen = {str(op): trace.ops[op].variants[number - 1] for op, number in enumerate(schedule.variants) if number}
-    entry = Entry(
-        schema=SCHEMA,
-        made_for=wanted,
-        frontend=trace.model.frontend,
-        style=style,
-        kernels=structure_hash(trace),
-        policy=schedule.policy,
-        order=schedule.order,
-        streams=schedule.streams,
-        chosen=chosen,
-        plan=None if plan is None else plan.to_document(trace),
-        step=step,
-        **measured,
-    )
     try:
+        entry = Entry(
+            schema=SCHEMA,
+            made_for=wanted,
+            frontend=trace.model.frontend,
+            style=style,
+            kernels=structure_hash(trace),
+            policy=schedule.policy,
+            order=schedule.order,
+            streams=schedule.streams,
+            chosen=chosen,
+            plan=None if plan is None else plan.to_document(trace),
+            step=step(),
+            **measured,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_document(path, entry)
         _forget_oldest(path.parent)

@@ -26,7 +26,7 @@ from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, 
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
-from gpusim.gpu.optimize.kept_step import kept_step
+from gpusim.gpu.optimize.kept_step import KeptStep, kept_step
 from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.python_state import ModuleState
@@ -178,11 +178,13 @@ class StepMaker:
             "interval_ns": chosen.interval_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
         }
-        style, step_kept = front.captured.style, None
-        if front.captured is not captured:
-            step_kept = kept_step(front.captured.recorded, captured.recorded)
+        made = front.captured
+
+        def as_kernels() -> KeptStep | None:
+            return None if made is captured else kept_step(made.recorded, captured.recorded)
+
         cache.keep(
-            captured.trace, facts, front.trace, style, chosen.schedule, chosen.plan, measured, self.say, step_kept
+            captured.trace, facts, front.trace, made.style, chosen.schedule, chosen.plan, measured, self.say, as_kernels
         )
         _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"

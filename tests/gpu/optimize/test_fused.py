@@ -447,6 +447,19 @@ def test_the_second_start_does_not_ask_inductor_again(monkeypatch: pytest.Monkey
         close(mine, theirs)
 
 
+def test_a_folder_of_torchs_that_cannot_be_written_is_said_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: str) -> str:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("gpusim.gpu.optimize.kept_step.store_text", full)
+    lines: list[str] = []
+    assert isinstance(by_inductor(net().eval(), batches(1)[0][0], say=lines.append), OptimizedStep)
+    assert "not kept in the cache: No space left on device" in lines
+    assert not list((tmp_path / "cache").glob("*.json"))
+
+
 @pytest.mark.parametrize("kind", ["no text", "another text", "a key that leaves the folder", "a tensor too many"])
 def test_kernels_that_torch_has_no_more_are_compiled_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
