@@ -71,7 +71,10 @@ def optimize_cases(
             alone(measure, asked_of(case, recipe, left_s), Keeper(case, recipe, folder, command))
         except GpusimError as cause:
             errors.append(cause)
-            say(f"failed: {case.trace_name}: {cause}")
+            ended = within_s is not None and perf_counter() - begin >= within_s
+            say(
+                f"no time is left for the rest of {case.trace_name}" if ended else f"failed: {case.trace_name}: {cause}"
+            )
         results = _newest(recipe, folder)
         for row in () if results is None else results.cases:
             if _is_of(row, case):

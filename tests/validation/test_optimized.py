@@ -238,6 +238,23 @@ def test_no_case_begins_without_time_and_each_knows_what_is_left(
         optimize_cases(recipe, recipe.case, tmp_path / "none", "c", lines.append, within_s=1.0)
 
 
+def test_a_case_that_its_time_ends_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def ends(work: Any, asked: Asked, keep: Any) -> None:
+        keep(measured())
+        now[0] += 100.0
+        raise GpuError("the process of this step died")
+
+    monkeypatch.setattr(running, "alone", ends)
+    monkeypatch.setattr(running, "perf_counter", lambda: now[0])
+    recipe = read_recipe(recipe_file(tmp_path))
+    lines: list[str] = []
+    results = optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lines.append, within_s=100.0)
+    assert len(results.cases) == 1
+    assert "no time is left for the rest of googlenet-infer-b1" in lines
+
+
 def _sleeps(asked: Asked) -> None:
     with measuring._ended_after(asked.within_s, print):
         threading.Event().wait(60)
