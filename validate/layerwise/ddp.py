@@ -23,8 +23,10 @@ from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.ddp import ddp_step_ns
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.step import load
+from gpusim.version import code_version
 
-#: Network, batch of a GPU -> us on one GPU, and under DistributedDataParallel on 4 and 2. Measured 2026-11-20, TF32.
+MEASURED_ON = "2026-11-20"
+#: Network, batch of a GPU -> us on one GPU, and under DistributedDataParallel on 4 and 2. TF32.
 MEASURED_US = {
     ("alexnet", 32): (2239, {4: 3312, 2: 3157}),
     ("alexnet", 128): (5926, {4: 6547, 2: 6416}),
@@ -90,7 +92,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"| {' | '.join([*cells, *times])} | {error:+.1%} |")
     print(f"\nmedian {statistics.median(errors):.1%}, largest {max(errors):.1%}")
     if options.output is not None:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        document = {
+            "recipe": "parallel_ddp",
+            "gpu": "NVIDIA H200",
+            "date": MEASURED_ON,
+            "command": "python validate/layerwise/ddp.py",
+            "gpusim": code_version(),
+            "cases": rows,
+        }
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
