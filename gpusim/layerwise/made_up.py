@@ -2,7 +2,7 @@
 
 While a collective occupies some SMs, a kernel slows down in proportion to the SMs it loses. Steps of five networks
 beside a kernel that holds 12 to 48 of 132 SMs of an H200 agree with this within 5 % in the median and 23 % at most
-(`validate/layerwise/occupied.py`).
+(`research/prototypes/occupied_sms.py`).
 """
 
 from __future__ import annotations

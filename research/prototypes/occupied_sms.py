@@ -1,4 +1,6 @@
-"""A training step on a GPU with some of its SMs taken: python validate/layerwise/occupied.py [-o FILE] [--quick].
+"""A training step on a GPU with some of its SMs taken.
+
+    PYTHONPATH=validate/layerwise python research/prototypes/occupied_sms.py [-o FILE] [--quick]
 
 A test of `gpusim.layerwise.made_up` on one GPU. While a collective runs, it occupies SMs. Here a kernel that only
 counts takes them: a block on each of 0 to 48 SMs, with all of an SM's registers, and no memory traffic. Forward and
@@ -198,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = {
             "gpu": facts.name,
             "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
-            "command": "python validate/layerwise/occupied.py",
+            "command": "python research/prototypes/occupied_sms.py",
             "versions": {"torch": facts.torch, "cuda": facts.cuda, "driver": facts.driver, "cudnn": facts.cudnn},
             "sm_clock_mhz": facts.sm_clock_mhz,
             "gpusim": code_version(),

@@ -1,4 +1,6 @@
-"""What DistributedDataParallel costs where there is nothing to sum: python validate/layerwise/ddp_alone.py [-o FILE].
+"""What DistributedDataParallel costs where there is nothing to sum.
+
+    PYTHONPATH=validate/layerwise python research/prototypes/ddp_alone.py [-o FILE]
 
 Forward and backward passes of the networks of `ddp.py` on one GPU, plain and under DistributedDataParallel with one
 rank over NCCL: hooks, copies into buckets and launches are there, communication is not. Rounds in turns; medians of ten
@@ -101,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = {
             "gpu": facts.name,
             "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
-            "command": "python validate/layerwise/ddp_alone.py",
+            "command": "python research/prototypes/ddp_alone.py",
             "versions": {"torch": facts.torch, "cuda": facts.cuda, "driver": facts.driver, "cudnn": facts.cudnn},
             "sm_clock_mhz": facts.sm_clock_mhz,
             "gpusim": code_version(),

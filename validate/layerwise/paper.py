@@ -1,6 +1,4 @@
-"""The setting of Jia et al. 2018 beside its figures.
-
-    PYTHONPATH=validate/layerwise python research/prototypes/layerwise_paper.py [-o FILE]
+"""The setting of Jia et al. 2018 beside its figures: python validate/layerwise/paper.py [-o FILE].
 
 Four nodes of four P100s, NVLink at 15 GiB/s, InfiniBand at 4.5 GiB/s, a parameter server, 32 images a GPU. Computation
 is a roofline scaled to the paper's throughput on one GPU; nothing else is taken from its results. Throughputs and
