@@ -25,6 +25,8 @@ from gpusim.units import format_bytes, format_ns
 KEEP_ALL, LEAST_TIME = "keep_all", "least_time"
 #: Budgets of our own policy for the front, as fractions between the least peak and keeping all.
 FRONT_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
+#: Peaks for which lower bounds are given, as shares of that of keeping all.
+BOUND_SHARES = tuple(share / 20 for share in range(5, 21))
 #: Categories that grow with the batch; the rest of a step's memory does not.
 _PER_SAMPLE = frozenset(("activation", "activation_gradient", "input", "workspace"))
 
@@ -119,11 +121,20 @@ class MemoryComparison:
         return LowerBound(MemoryEvaluator(self.graph))
 
     def bound_ns(self, outcome: Outcome) -> int | None:
-        """Return the least time of any plan of this peak; None for another order of ops, for which the bound may not
-        hold.
+        """Return the least time of any plan of this peak on one stream, in ns; None for several streams or another
+        order of ops, for which the bound may not hold.
         """
         holds = self.lower_bound.holds_for(outcome.plan)
         return self.lower_bound.step_ns(outcome.peak_bytes) if holds else None
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int | None], ...]:
+        """Peaks up to that of keeping all, in bytes, each with the least time of any plan on one stream, in ns; None
+        where no plan has that peak.
+        """
+        most = self.keep_all.peak_bytes
+        peaks = [round(share * most) for share in BOUND_SHARES]
+        return tuple((peak, self.lower_bound.step_ns(peak)) for peak in peaks)
 
     @cached_property
     def best(self) -> PolicyRow | None:

@@ -29,6 +29,7 @@ def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = N
         "workspaces_known": comparison.workspaces_known,
         "policies": [_row_document(comparison, row) for row in comparison.rows],
         "front": [_front_document(comparison, row) for row in comparison.front],
+        "bounds": [{"peak_bytes": peak, "step_ns": step} for peak, step in comparison.bounds],
         "best": None if best is None else _front_document(comparison, best),
         "peak": _peak_document(comparison, comparison.keep_all),
         "measured": None if run is None else _run_document(comparison, run),
@@ -145,6 +146,7 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
         peak, step = format_bytes(row.outcome.peak_bytes), format_ns(row.outcome.step_ns)
         front.add_row(row.policy, budget, peak, step, bound)
     out.print(front)
+    out.print(_half_text(comparison))
     out.print()
     categories = ", ".join(f"{name} {format_bytes(size)}" for name, size in category_bytes(keep_all).items())
     out.print(f"Peak of keep_all: {comparison.peak_text(keep_all)}: {categories}")
@@ -165,6 +167,19 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
             f"Fastest within {format_bytes(limit)}: {best.policy}, {format_ns(best.outcome.step_ns)}, "
             f"peak {format_bytes(best.outcome.peak_bytes)}"
         )
+
+
+def _half_text(comparison: MemoryComparison) -> str:
+    """Say what half the peak of keep_all costs, at least and by the plans found."""
+    keep_all = comparison.keep_all
+    half = keep_all.peak_bytes // 2
+    bound_ns = comparison.lower_bound.step_ns(half)
+    if bound_ns is None:
+        least = format_bytes(comparison.lower_bound.least_bytes)
+        return f"No plan halves the peak of keep_all: one op alone takes {least} with what is there before the step."
+    within = [row.outcome.step_ns for row in comparison.front if row.outcome and row.outcome.peak_bytes <= half]
+    found = f"; the fastest found takes {min(within) / keep_all.step_ns - 1:+.1%}" if within else ""
+    return f"Half the peak of keep_all costs at least {bound_ns / keep_all.step_ns - 1:+.1%} on one stream{found}."
 
 
 def _cells(comparison: MemoryComparison, row: PolicyRow, keep_all: Outcome) -> list[str]:

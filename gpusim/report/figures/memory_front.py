@@ -1,4 +1,4 @@
-"""Figure of step time against peak memory for memory policies, with the front and the GPU's memory."""
+"""Figure of step time against peak memory for memory policies, with front, lower bound and the GPU's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED, LEFT_FROM = 2, 0.6
 
 
 def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> go.Figure:
-    """Draw a labelled point per policy and budget, the front as a line, and the GPU's memory."""
+    """Draw a labelled point per policy and budget, lines for the front and the lower bound, and the GPU's memory."""
     figure = go.Figure()
     front = [row for row in comparison.front if row.outcome is not None]
     figure.add_trace(
@@ -28,6 +28,18 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
             line={"color": theme.muted, "width": 1.5, "shape": "hv"},
             name="front: no plan needs less memory and less time",
             hoverinfo="skip",
+        )
+    )
+    bounds = [(peak, step) for peak, step in comparison.bounds if step is not None]
+    figure.add_trace(
+        go.Scatter(
+            x=[peak / MIB for peak, _ in bounds],
+            y=[us(step) for _, step in bounds],
+            mode="lines",
+            line={"color": theme.muted, "width": 1.5, "dash": "dot"},
+            name="lower bound on one stream",
+            hovertext=[f"no plan of {format_bytes(peak)} takes less than {us_text(step)}" for peak, step in bounds],
+            hoverinfo="text",
         )
     )
     names = list(dict.fromkeys(row.policy for row in comparison.rows))
