@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import signal
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 NO_GPU = "needs a CUDA GPU: "
 
 _UNEXPECTED_SKIPS = pytest.StashKey[list[str]]()
+_FILE = pytest.StashKey[Path]()
 
 
 @functools.cache
@@ -55,12 +58,26 @@ def gpus_wanted(marker: pytest.Mark) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_UNEXPECTED_SKIPS] = []
+    gc.set_threshold(100_000, 50, 50)
     # A shell starts programs in the background with Ctrl-C ignored, and so would be what tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    pass_over_the_objects_of_now()
+
+
+def pass_over_the_objects_of_now() -> None:
+    """Exclude what is alive from later garbage collections: hundreds of modules, torch and its compiler among them."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.stash.get(_FILE, None) != item.path:  # its tests have imported more
+        item.config.stash[_FILE] = item.path
+        pass_over_the_objects_of_now()
     if item.get_closest_marker("cluster") is not None:
         missing = [name for name in ("distributed", "pyarrow") if importlib.util.find_spec(name) is None]
         if missing:

@@ -19,10 +19,12 @@ class Ring:
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _nothing_is_frozen() -> Iterator[None]:
+    """Unlike in other tests: tests/conftest.py freezes what is imported."""
+    gc.unfreeze()
     yield
     gc.enable()
-    gc.unfreeze()
+    gc.freeze()
 
 
 @pytest.mark.parametrize("on", [True, False])
