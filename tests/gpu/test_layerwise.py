@@ -1,6 +1,6 @@
 """Plans on real ranks: gloo on CPUs, every kind of layer and split, against one device; and a failing rank.
 
-Each launch starts processes that import torch, so all plans of one number of ranks share one.
+Each launch starts processes that import torch, so all that a number of ranks computes shares one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,12 +44,12 @@ from tests.support.layer_networks import ROOT, chain, small_cnn
 CPU = torch.device("cpu")
 
 
-def start(gpus: int, *words: str, timeout_s: float = 300) -> str:
-    """Run `tests/support/rank.py` on several ranks."""
+def start(gpus: int, *words: str, program: str = "rank", timeout_s: float = 300) -> str:
+    """Run a program of `tests/support` on several ranks."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
     try:
-        return launch(gpus, "tests.support.rank", words, timeout_s=timeout_s)
+        return launch(gpus, f"tests.support.{program}", words, timeout_s=timeout_s)
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]
@@ -56,24 +57,32 @@ def start(gpus: int, *words: str, timeout_s: float = 300) -> str:
             os.environ["PYTHONPATH"] = before
 
 
+@pytest.fixture(scope="module")
+def answers() -> dict[int, dict[str, Any]]:
+    """What two and four ranks have found, by the number of ranks."""
+    return {2: json.loads(start(2, "check", "local", "layers")), 4: json.loads(start(4, "check"))}
+
+
 @pytest.mark.parametrize("gpus", [2, 4])
-def test_every_kind_of_layer_and_split_computes_what_one_device_does(gpus: int) -> None:
+def test_every_kind_of_layer_and_split_computes_what_one_device_does(
+    gpus: int, answers: dict[int, dict[str, Any]]
+) -> None:
     """Loss and gradients in double precision. Each split of each layer occurs in at least one plan."""
-    found = json.loads(start(gpus, "check"))
+    found = answers[gpus]["check"]
     assert found["plans"] > 12
     assert found["splits"] == found["possible_splits"]
     assert found["unequal"] == []
     assert found["worst"] < 1e-9
 
 
-def test_local_statistics_are_those_of_each_part_of_the_batch() -> None:
+def test_local_statistics_are_those_of_each_part_of_the_batch(answers: dict[int, dict[str, Any]]) -> None:
     """On two ranks as if each had run its samples alone; parts of an image share statistics. Rounding is no error."""
-    assert json.loads(start(2, "local")) == {"samples": True, "height": True, "bias_before_norm": True}
+    assert answers[2]["local"] == {"samples": True, "height": True, "bias_before_norm": True}
 
 
-def test_each_layer_is_timed_on_each_rank_beside_its_prediction() -> None:
+def test_each_layer_is_timed_on_each_rank_beside_its_prediction(answers: dict[int, dict[str, Any]]) -> None:
     """Rank 1 has no part of one convolution: nothing is computed there, and nothing predicted."""
-    layers = {layer["name"]: layer for layer in json.loads(start(2, "layers"))["layers"]}
+    layers = {layer["name"]: layer for layer in answers[2]["layers"]["layers"]}
     assert len(layers) == len(small_cnn(1).layers)
     for pass_ in ("forward_ns", "backward_ns", "predicted_forward_ns", "predicted_backward_ns"):
         assert all(time > 0 for time in layers["stem"][pass_])
@@ -95,27 +104,27 @@ def test_a_rank_that_fails_ends_all_and_says_which() -> None:
 
 def test_a_rank_that_is_killed_ends_all() -> None:
     with pytest.raises(GpuError, match=r"rank 1 of 2 was ended by signal 9 \(SIGKILL\)"):
-        start(2, "die")
+        start(2, "die", program="lost_rank")
     assert ranks_left() == []
 
 
 def test_ranks_that_never_end_are_ended() -> None:
     with pytest.raises(GpuError, match=r"ranks 0, 1 of 2 did not end within 2 s"):
-        start(2, "wait", timeout_s=2)
+        start(2, "wait", program="lost_rank", timeout_s=2)
     assert ranks_left() == []
 
 
 def ranks_left() -> list[str]:
-    """Return processes that this process started and that run `tests.support.rank`."""
+    """Return processes that this process started and that are ranks of these tests."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
+                words = {*(folder / "cmdline").read_bytes().split(b"\0")}
                 parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            if b"tests.support.rank" in words and int(parent) == os.getpid():
+            if words & {b"tests.support.rank", b"tests.support.lost_rank"} and int(parent) == os.getpid():
                 found.append(folder.name)
     return found
 

@@ -17,7 +17,7 @@ from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.program import program_of
 from gpusim.memplan.storages import Storages, size_only
 from gpusim.memplan.waits import Waits, waits_of
-from tests.gpu.test_memory_run import run, setting_of
+from tests.gpu.test_memory_run import kept_all, setting_of
 from tests.support.fake_streams import Races, stand_in
 from tests.support.networks import CPU, NETWORKS, OnCpu, on_cpu
 
@@ -55,7 +55,7 @@ def ran(
         before = tuple(() if place == without else each for place, each in enumerate(waits.before))
         waits = Waits(waits.queues, waits.queue, before, waits.ends)
     streams = stand_in(monkeypatch)
-    runner = WithoutSizes(found.trace, CPU)
+    runner = WithoutSizes(found.trace, CPU, own=True)
     initial = InitialState.copy_of(found.recorded.initial).tensors
     runner.bind(initial)
     buffers = HostBuffers(pinned=False)
@@ -73,7 +73,7 @@ def ran(
 def test_results_are_those_of_the_step_that_keeps_all(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a random stream for each op, nothing is read or overwritten before it is known to have ended."""
     found = on_cpu(name, "train")
-    wanted, _ = run(found, MemoryPlan())
+    wanted = kept_all(name)
     results, races = ran(found, on_streams(found, policy, 3, seed=len(name)), monkeypatch)
     assert races.found == []
     assert wanted.keys() == results.keys()

@@ -1,13 +1,10 @@
-"""Program of `tests/gpu/test_layerwise.py` on each rank: `python -m tests.support.rank WHAT`."""
+"""Program of `tests/gpu/test_layerwise.py` on each rank: `python -m tests.support.rank WHAT...`."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import sys
-import time
 from itertools import cycle
 
 import torch
@@ -140,21 +137,17 @@ def layers() -> dict[str, object]:
 
 
 def main() -> int:
-    job = sys.argv[1]
+    jobs = sys.argv[1:]
     torch.set_num_threads(1)
-    if job == "wait":
-        time.sleep(600)
     join()
-    if job in ("fail", "die") and dist.get_rank() == 1:
-        if job == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        sys.stderr.write("it was me\n")
-        return 3
-    if job in ("fail", "die"):
+    if jobs == ["fail"]:
+        if dist.get_rank() == 1:
+            sys.stderr.write("it was me\n")
+            return 3
         dist.barrier()  # waits for the missing rank
-    answer = {"check": check, "local": local, "layers": layers}[job]()
+    answers = {job: {"check": check, "local": local, "layers": layers}[job]() for job in jobs}
     if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(answer))
+        sys.stdout.write(json.dumps(answers))
     return 0
 
 
