@@ -121,7 +121,7 @@ def test_weights_stay_finite_at_the_ends_of_the_exponents(exponents: tuple[float
     assert most_done((1e-12, 1e-12), 0.8, (1.0, 1.0)) == pytest.approx(1.0, abs=1e-6)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     st.tuples(EXPONENTS, EXPONENTS),
     st.sampled_from((0.0, 0.2, 0.5, 0.8, 0.95)),

@@ -81,13 +81,13 @@ def test_schedule_of_a_slow_policy_has_the_same_times_on_both_engines(policy: st
     assert times(FastEngine().run(lowered, graph.hardware)) == times(expected)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=800)
 @given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 24), st.sampled_from(MODES)))
 def test_any_plan_has_the_same_times_or_the_same_error_on_both_engines(case: tuple[Plan, HardwareModel]) -> None:
     assert_equal(*case)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 40), st.just("graph"), st.just(True)))
 def test_any_plan_of_one_gpu_alone_has_the_same_times_on_both_engines(
     case: tuple[Plan, HardwareModel],

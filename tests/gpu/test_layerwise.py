@@ -26,6 +26,7 @@ from gpusim.errors import GpuError, OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import default_topology, load_topology
 from gpusim.gpu.calibrate.collectives import COLLECTIVES, measure_collectives
+from gpusim.gpu.layerwise import __main__ as layerwise
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
@@ -133,12 +134,22 @@ def ranks_left() -> list[str]:
     ("more", "line"),
     [({}, "RANK is not set"), ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number")],
 )
-def test_a_rank_without_torchruns_environment_ends_with_one_line(more: dict[str, str], line: str) -> None:
+def test_a_rank_without_torchruns_environment_ends_with_one_line(
+    more: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
+    assert layerwise.main(["vgg16-infer-b1", "--plan", "data"]) == 2
+    assert capsys.readouterr().err.strip() == f"gpusim: {line}: start the ranks with torchrun"
+
+
+def test_a_rank_of_its_own_ends_with_that_line() -> None:
     words = [sys.executable, "-m", "gpusim.gpu.layerwise", "vgg16-infer-b1", "--plan", "data"]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment | more, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert done.stderr.strip() == f"gpusim: {line}: start the ranks with torchrun"
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, "gpusim: RANK is not set: start the ranks with torchrun")
 
 
 # --- Without processes ---
@@ -327,7 +338,9 @@ def test_steps_are_predicted_without_the_optimizer_that_no_rank_runs(
     assert planner.problem().times.optimizer_ns(1e6) == 0
 
 
-def test_the_script_for_one_gpu_predicts_measures_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_script_for_one_gpu_predicts_measures_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--quick` on a CPU: three plans of a small network, each rank's shares alone, then as a whole."""
     words = [sys.executable, str(ROOT / "validate" / "layerwise" / "ranks.py"), "--quick", "-o", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -340,6 +353,7 @@ def test_the_script_for_one_gpu_predicts_measures_and_goes_on_where_it_was(tmp_p
     ]
     assert all(row["predicted_ns"] > 0 and row["measured_ns"] > 0 for row in rows)
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "parallel_work").glob("*gpus-*.json"))
-    subprocess.run(words, capture_output=True, env=environment, check=True)
+    monkeypatch.syspath_prepend(ROOT / "validate" / "layerwise")
+    assert importlib.import_module("ranks").main(words[2:]) == 0
     after = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "parallel_work").glob("*gpus-*.json"))
     assert before == after

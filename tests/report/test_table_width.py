@@ -111,13 +111,19 @@ def test_limits_are_whole(width: int, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert f"{scope.speedup:.2f}x" in text
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of results: the first width fills it, the others show what is there."""
+    return tmp_path_factory.mktemp("sweep") / "s.sqlite"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_sweep_keeps_names_of_traces_apart(width: int, tmp_path: Path, out: Out) -> None:
+def test_sweep_keeps_names_of_traces_apart(width: int, store: Path, out: Out) -> None:
     names = ("googlenet-infer-b1", "squeezenet1_1-infer-b1", "vgg16-infer-b1")
     options = [word for name in names for word in ("--trace", name)]
     text = out(
         width, "sweep", *options, "--hw", "h200", "--hw", "a100-80gb", "--policy", "sequential", "--streams", "1",
-        "-o", tmp_path / "s.sqlite",
+        "-o", store,
     )  # fmt: skip
     assert not CUT.search(text)
     assert all(len(re.findall(rf"(?m)^ {name} ", text)) == 2 for name in names)
