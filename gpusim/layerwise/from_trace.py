@@ -19,7 +19,7 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.layer_rules import Rule, broadcast, fits, parameters_of, rule_of, tensors_in
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Layer, LayerGraph, check_graph
-from gpusim.layerwise.op_programs import first_program, following_program, is_part_of_loss
+from gpusim.layerwise.op_programs import first_program, following_program, loss_program
 from gpusim.trace.element_sizes import DTYPE_BYTES
 
 #: Most layers without a rule that a note names.
@@ -34,6 +34,8 @@ class _Value:
 
     layer: int | None
     frame: Frame | None
+    reordered: bool = False
+    """Whether a view changed the order along a dimension, as a shuffle of channels does."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,10 @@ class _Reader:
         self.drafts: list[_Draft] = []
         self.values: dict[int, _Value] = {}
         self.pending: list[int] = []
+        self.sums: dict[int, set[int]] = {}
+        """Layer of a sum of losses -> layers of these losses."""
+        self.added: set[int] = set()
+        """Losses that are part of another one's sum."""
         self._names: Counter[str] = Counter()
         for index, tensor in enumerate(trace.tensors):
             if tensor.role in ("input", "target"):
@@ -117,7 +123,7 @@ class _Reader:
                 if output is not None:
                     self.values[output] = _Value(None, None)
         elif (producer := self._follows(op, name, from_layers)) is not None:
-            self._join(index, op, name, producer, from_layers[0][1].frame)
+            self._join(index, op, name, producer, from_layers)
         else:
             self._add(index, op, name, from_layers)
 
@@ -130,7 +136,8 @@ class _Reader:
                 continue
             value = sources[0][1]
             frame = rules.view_frame(self.trace, op, name, value.frame, output)
-            self.values[output] = _Value(value.layer, frame)
+            reordered = value.reordered or rules.reorders(op, name, value.frame)
+            self.values[output] = _Value(value.layer, frame, reordered)
 
     def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
         """Return the layer that the op is part of, or None."""
@@ -157,10 +164,18 @@ class _Reader:
             return None
         return value.layer
 
+    def _is_whole(self, value: _Value) -> bool:
+        """Whether a value is all of its layer's output in its order: the executor has no views."""
+        if value.layer is None or value.layer == BATCH:
+            return True
+        output = self.drafts[value.layer].layer.output
+        return value.frame is not None and value.frame.extents == output and not value.reordered
+
     def _is_loss(self, layer: int) -> bool:
         return layer != BATCH and self.drafts[layer].layer.kind == "loss"
 
-    def _join(self, index: int, op: Op, name: str, producer: int, frame: Frame | None) -> None:
+    def _join(self, index: int, op: Op, name: str, producer: int, from_layers: list[tuple[int, _Value]]) -> None:
+        frame = from_layers[0][1].frame
         draft = self.drafts[producer]
         draft.forward += [*self.pending, index]
         self.pending = []
@@ -169,13 +184,33 @@ class _Reader:
         layer = draft.layer
         if name in rules.BATCH_NORMS:
             layer = replace(layer, statistics=layer.statistics + 2 * layer.output[1])
-        more = following_program(op, name, layer)
-        draft.runs &= bool(more) or is_part_of_loss(op, name)
-        layer = replace(layer, ops=(*layer.ops, *more))
+        if layer.kind == "loss":
+            draft.runs &= self._on_loss(op, name, producer, [value.layer for _, value in from_layers])
+            layer = draft.layer
+        else:
+            more = following_program(self.trace, op, name, frame)
+            draft.runs &= bool(more) and self._is_whole(from_layers[0][1])
+            layer = replace(layer, ops=(*layer.ops, *more))
         if name not in rules.LOSSES and not any(t in op.writes for t in tensors_in(op.args)[:1]):
             layer = replace(layer, kept_elements=layer.kept_elements + prod(layer.output))
         draft.layer = layer
         self._give(op, producer, frame)
+
+    def _on_loss(self, op: Op, name: str, producer: int, owners: Sequence[int | None]) -> bool:
+        """Note an operator on losses, whose sum is the executor's loss; false if unsupported."""
+        if name == "add" and len(owners) == 2:
+            parts = [self.sums.get(owner, {owner}) for owner in owners if owner is not None]
+            self.sums[producer] = set().union(*parts)
+            self.added |= self.sums[producer] - {producer}
+            alone = len(self.sums[producer]) == sum(map(len, parts))
+            return alone and not op.kwargs and all(map(self._is_loss, self.sums[producer]))
+        program = loss_program(op, name)
+        if program is None or producer in self.added:
+            return False
+        for part in self.sums.get(producer, {producer}):
+            layer = self.drafts[part].layer
+            self.drafts[part].layer = replace(layer, ops=(*layer.ops, *program))
+        return True
 
     def _add(self, index: int, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> None:
         frame, layer = self._layer(op, name, from_layers)
@@ -185,7 +220,8 @@ class _Reader:
         count = self._names[path]
         layer = replace(layer, name=path if count == 1 else f"{path} ({count})", path=op.layer)
         program = first_program(self.trace, op, name, layer)
-        draft = _Draft(replace(layer, ops=program), frame, runs=bool(program))
+        runs = bool(program) and all(self._is_whole(value) for _, value in from_layers)
+        draft = _Draft(replace(layer, ops=program), frame, runs=runs)
         draft.forward += [*self.pending, index]
         self.pending = []
         draft.paths.add(op.layer)
@@ -209,7 +245,7 @@ class _Reader:
                 self.values[output] = _Value(layer, frame if same else None)
         for tensor, value in list(self.values.items()):
             if self.trace.tensors[tensor].storage in changed and value.layer not in (None, BATCH):
-                self.values[tensor] = _Value(layer, value.frame)
+                self.values[tensor] = replace(value, layer=layer)
 
     def _layer(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
         """Return the layer that an operator begins, and the frame of its result."""

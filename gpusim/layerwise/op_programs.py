@@ -5,14 +5,19 @@ A layer with an unsupported operator keeps its times but cannot be executed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.frames import Frame
+from gpusim.layerwise.layer_rules import parameters_of
 from gpusim.layerwise.layers import Layer, LayerOp
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
+_LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
+#: Functions of one tensor, by their name in `torch.nn.functional`.
+ACTIVATIONS: Final = ("relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
 
 
 def first_program(trace: Trace, op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
@@ -25,31 +30,40 @@ def first_program(trace: Trace, op: Op, name: str, layer: Layer) -> tuple[LayerO
         return _pool(op, name, layer)
     if layer.kind == "concat":
         return (LayerOp("concat"),)
-    if layer.kind == "add" and name == "add" and not op.kwargs and len(layer.inputs) == 2:
-        return (LayerOp("add"),)
+    if layer.kind == "add" and name in ("add", "mul") and not op.kwargs and len(layer.inputs) == 2:
+        return (LayerOp("add" if name == "add" else "multiply"),)
     if layer.kind == "batch_norm":
         return _batch_norm(op)
     if layer.kind == "loss" and name == "_log_softmax":
         return (LayerOp("loss"),)
-    return following_program(op, name, layer) if name in ("relu", "gelu", "native_dropout") else ()
+    if layer.kind == "layer_norm":
+        return _layer_norm(op, layer)
+    return following_program(trace, op, name, None) if layer.kind == name else ()
 
 
-def following_program(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
-    """Return the operations of an operator that is part of a layer."""
-    if name in ("relu", "gelu"):
-        return (LayerOp(name),)
+def following_program(trace: Trace, op: Op, name: str, frame: Frame | None) -> tuple[LayerOp, ...]:
+    """Return the operations of an operator that is part of a layer; `frame` is that of its input."""
+    if name in ACTIVATIONS:
+        return (LayerOp(name, dict(op.kwargs)),) if len(op.args) == 1 else ()
+    if name == "clone":
+        return (LayerOp("identity"),)
     if name == "native_dropout":
         return (LayerOp("dropout", {"p": float(op.args[1])}),)
     if name in rules.BATCH_NORMS:
         return _batch_norm(op)
+    if name == "mul" and _is_channel_scale(trace, op, frame):
+        return (LayerOp("channel_scale"),)
     return ()
 
 
-def is_part_of_loss(op: Op, name: str) -> bool:
-    """Return whether the mean cross entropy that the executor computes already includes an operator."""
+def loss_program(op: Op, name: str) -> tuple[LayerOp, ...] | None:
+    """Return the operations of an operator on a loss, none for a part of mean cross entropy; None if unsupported."""
     if name == "nll_loss_forward":
-        return op.args[_LOSS_WEIGHT] is None and op.args[_LOSS_REDUCTION] == 1
-    return name == "mul" and len(op.args) > 1 and op.args[1] == 1.0
+        return () if op.args[_LOSS_WEIGHT] is None and op.args[_LOSS_REDUCTION] == 1 else None
+    factor = op.args[1] if name == "mul" and len(op.args) == 2 else None
+    if not isinstance(factor, int | float):
+        return None
+    return () if factor == 1 else (LayerOp("scale", {"factor": float(factor)}),)
 
 
 def _convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
@@ -80,6 +94,8 @@ def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
         return (LayerOp("global_pool"),)
     if name == "_adaptive_avg_pool2d" and layer.output == layer.inputs[0].extents:
         return (LayerOp("identity"),)
+    if name == "_adaptive_avg_pool2d":
+        return (LayerOp("adaptive_pool", {"output": layer.output[2:]}),)
     if name not in rules.WINDOWS:
         return ()
     average = name == "avg_pool2d"
@@ -102,6 +118,25 @@ def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
 def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
     trains = len(op.args) > _NORM_EPSILON and op.args[_NORM_TRAINING] is True
     return (LayerOp("batch_norm", {"epsilon": float(op.args[_NORM_EPSILON])}),) if trains else ()
+
+
+def _layer_norm(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
+    """LayerNorm over the channels, with weight and bias."""
+    over, weights = list(op.args[_LAYER_NORM_SHAPE]), op.args[_LAYER_NORM_SHAPE + 1 : _LAYER_NORM_EPSILON]
+    if over != [layer.output[1]] or "c" in layer.splits or any(each is None for each in weights):
+        return ()
+    return (LayerOp("layer_norm", {"epsilon": float(op.args[_LAYER_NORM_EPSILON])}),)
+
+
+def _is_channel_scale(trace: Trace, op: Op, frame: Frame | None) -> bool:
+    """Whether one factor is a parameter with a value for each channel, as ConvNeXt's layer scale is."""
+    factors = [argument["tensor"] for argument in op.args if isinstance(argument, dict) and "tensor" in argument]
+    scales = [tensor for tensor in factors if parameters_of(trace, tensor)]
+    if frame is None or len(factors) != 2 or len(scales) != 1:
+        return False
+    shape, rank = trace.tensors[scales[0]].shape, len(frame.rows)
+    wide = [place for place, size in enumerate(shape) if size > 1]
+    return len(wide) == 1 and frame.rows[rank - len(shape) + wide[0]] == (("c", shape[wide[0]]),)
 
 
 def _pair(value: Any) -> tuple[int, int]:

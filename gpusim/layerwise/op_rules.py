@@ -10,6 +10,7 @@ from typing import Final
 
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise.frames import Frame, by_rank, permuted, viewed, with_row
+from gpusim.layerwise.layers import DIMS
 
 
 def _names(words: str) -> frozenset[str]:
@@ -21,6 +22,7 @@ VIEWS: Final = _names(
     "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
     "split_with_sizes unbind detach alias lift_fresh_copy as_strided"
 )
+_PERMUTATIONS: Final = ("t", "transpose", "permute")
 CONVOLUTIONS: Final = _names("convolution")
 LINEAR: Final = _names("addmm mm linear")
 BATCH_NORMS: Final = _names(
@@ -57,23 +59,37 @@ def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int
     """Return the frame of one output of a view; None if its dimensions are no longer known."""
     if frame is None:
         return None
-    shape, arguments = trace.tensors[output].shape, op.args
+    shape = trace.tensors[output].shape
     if name in ("as_strided", "expand") and tuple(shape) == tuple(trace.tensors[_first(op)].shape):
         return frame
     if name in ("view", "_unsafe_view", "reshape", "detach", "alias"):
         return viewed(frame, shape)
-    if name == "t":
-        return permuted(frame, tuple(reversed(range(len(frame.rows)))))
-    if name == "transpose":
-        order = list(range(len(frame.rows)))
-        first, second = (int(a) % len(order) for a in arguments[1:3])
-        order[first], order[second] = order[second], order[first]
-        return permuted(frame, order)
-    if name == "permute":
-        return permuted(frame, [int(a) % len(frame.rows) for a in arguments[1]])
+    if name in _PERMUTATIONS:
+        return permuted(frame, _order(op, name, len(frame.rows)))
     if name in ("unsqueeze", "squeeze"):
         return viewed(frame, shape)
     return _part_frame(trace, op, name, frame, output)
+
+
+def reorders(op: Op, name: str, frame: Frame | None) -> bool:
+    """Whether a permutation changes the order within a letter: two dimensions with that letter change places."""
+    if frame is None or name not in _PERMUTATIONS:
+        return False
+    order = _order(op, name, len(frame.rows))
+    places = {letter: [d for d in order if letter in frame.letters(d)] for letter in DIMS}
+    return any(along != sorted(along) for along in places.values())
+
+
+def _order(op: Op, name: str, rank: int) -> list[int]:
+    """Return the dimensions of a permuted view in their new order."""
+    if name == "permute":
+        return [int(a) % rank for a in op.args[1]]
+    order = list(range(rank))
+    if name == "t":
+        return order[::-1]
+    first, second = (int(a) % rank for a in op.args[1:3])
+    order[first], order[second] = order[second], order[first]
+    return order
 
 
 def _part_frame(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> Frame | None:

@@ -54,6 +54,17 @@ def test_a_traces_layers_are_those_of_the_hand_made_table(trace: str, table: str
         assert sum(x.flops for x in ours) == sum(x.flops for x in theirs)
 
 
+@pytest.mark.parametrize(
+    "name", ["googlenet-train-b8", "inception_v3-train-b8", "resnet50-train-b8", "densenet121-train-b8"]
+)
+def test_every_layer_of_a_convolutional_network_can_be_executed(name: str) -> None:
+    """Auxiliary heads too, whose losses are scaled by 0.3."""
+    graph = layers_of(load_trace(name))
+    assert [layer.name for layer in graph.layers if not layer.ops] == []
+    scales = [op.options["factor"] for layer in graph.layers for op in layer.ops if op.kind == "scale"]
+    assert scales == [0.3] * (sum(layer.kind == "loss" for layer in graph.layers) - 1)
+
+
 def test_the_kernels_of_a_layer_are_those_of_its_module() -> None:
     trace = load_trace("resnet50-train-b8")
     for layer in layers_of(trace).layers:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from gpusim.errors import OptionError
 from gpusim.layerwise.layers import Layer, LayerOp
+from gpusim.layerwise.op_programs import ACTIVATIONS
 
 #: Sums a tensor differentiably over the parts with shared statistics.
 SharedSum = Callable[[torch.Tensor], torch.Tensor]
@@ -62,8 +63,9 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
             named["weight"] = Parameter((channels, before), math.sqrt(1 / before))
         if op.options.get("bias"):
             named["bias"] = Parameter((op.options["channels"][1],), 0.1)
-        if op.kind in ("batch_norm", "layer_norm"):
+        if op.kind in ("batch_norm", "layer_norm", "channel_scale"):
             named["weight"] = Parameter((layer.output[1],), 0.1, 1.0)
+        if op.kind in ("batch_norm", "layer_norm"):
             named["bias"] = Parameter((layer.output[1],), 0.1)
         parameters.append(named)
     return parameters
@@ -117,6 +119,9 @@ def _run(
         for other in value[1:]:
             total = total + other
         return total
+    if kind == "multiply":
+        product: torch.Tensor = value[0] * value[1]
+        return product
     if kind == "attention":
         return _attention(value, options["heads"], layer.output[1])
     assert first is not None
@@ -137,20 +142,26 @@ def _run(
         return functional.max_pool2d(first, options["kernel"], options["stride"], padding, ceil_mode=ceil)
     if kind == "global_pool":
         return first.mean(dim=(2, 3), keepdim=True)
+    if kind == "adaptive_pool":
+        return functional.adaptive_avg_pool2d(first, options["output"])
     if kind == "flatten":
         return first.reshape(first.shape[0], -1, 1, 1)
     if kind == "batch_norm":
         return _batch_norm(first, named["weight"], named["bias"], where, options.get("epsilon", EPSILON))
     if kind == "layer_norm":
         rows = first.permute(0, 2, 3, 1)
-        normed = functional.layer_norm(rows, rows.shape[-1:], named["weight"], named["bias"], EPSILON)
+        epsilon = options.get("epsilon", EPSILON)
+        normed = functional.layer_norm(rows, rows.shape[-1:], named["weight"], named["bias"], epsilon)
         return normed.permute(0, 3, 1, 2)
-    if kind == "relu":
-        return functional.relu(first)
+    if kind in ACTIVATIONS:
+        activated: torch.Tensor = getattr(functional, kind)(first, **options)
+        return activated
+    if kind == "channel_scale":
+        return first * named["weight"][:, None, None]
     if kind == "identity":
         return first
-    if kind == "gelu":
-        return functional.gelu(first)
+    if kind == "scale":
+        return first * float(options["factor"])
     if kind == "dropout":
         if where.mask is None:
             return functional.dropout(first, options["p"])

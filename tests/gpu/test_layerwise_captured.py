@@ -1,0 +1,153 @@
+"""Captured layers as the execution of plans runs them, against torch's own module with the same weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from gpusim.errors import OptionError
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.estimate import capture_estimated
+from gpusim.gpu.capture.models import AUXILIARY_WEIGHT
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.layerwise.one_device import run_on_one_device
+from gpusim.gpu.layerwise.operations import parameters_of
+from gpusim.gpu.layerwise.rank import Data, Rank, make_data
+from gpusim.gpu.layerwise.transport import Alone
+from gpusim.layerwise.configs import Config
+from gpusim.layerwise.from_trace import layers_of
+from gpusim.layerwise.layers import LayerGraph
+
+CPU = torch.device("cpu")
+MODELS = """
+import torch
+from torch import nn
+
+
+class Gated(nn.Module):
+    # Squeeze-and-excitation, LayerNorm over channels, a scale for each channel, two auxiliary losses.
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+        self.squeeze, self.excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+        self.norm = nn.LayerNorm(8, eps=1e-3)
+        self.wide = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.first, self.second, self.last = nn.Linear(32, 5), nn.Linear(8, 5), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = nn.functional.hardswish(self.stem(x))
+        gate = self.excite(nn.functional.silu(self.squeeze(x.mean((2, 3), keepdim=True))))
+        x = x * torch.sigmoid(gate)
+        first = self.first(nn.functional.adaptive_avg_pool2d(x, (2, 2)).flatten(1))
+        rows = nn.functional.gelu(self.wide(self.norm(x.permute(0, 2, 3, 1))), approximate="tanh") * self.scale
+        x = x + rows.permute(0, 3, 1, 2)
+        second = self.second(x.mean((2, 3)))
+        return self.last(torch.tanh(x).mean((2, 3))), first, second
+
+
+class Shuffled(nn.Module):
+    # A shuffle of channels, and a half of them: views that the execution does not have.
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(4, 5)
+
+    def forward(self, x):
+        x = self.one(x)
+        n, c, h, w = x.shape
+        x = x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        return self.last(self.two(x)[:, :4].mean((2, 3)))
+
+
+def gated(batch):
+    return Gated(), torch.randn(batch, 3, 9, 9)
+
+
+def together(output):
+    target = torch.zeros(len(output[0]), dtype=torch.int64, device=output[0].device)
+    losses = [nn.functional.cross_entropy(each, target) for each in output]
+    return losses[0] + 0.3 * (losses[1] + losses[2])
+
+
+def scaled_together(batch):
+    return Gated(), torch.randn(batch, 3, 9, 9), together
+
+
+def shuffled(batch):
+    return Shuffled(), torch.randn(batch, 3, 9, 9)
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    file = tmp_path / "models.py"
+    file.write_text(MODELS, encoding="utf-8")
+    return file
+
+
+def module_of(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("captured_models", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def captured(file: Path, name: str) -> Trace:
+    options = CaptureOptions(spec=f"{file}:{name}", mode="train", batch=2)
+    return capture_estimated(options, load_hardware("h200"), lambda _: None)
+
+
+def torchs_loss(model: nn.Module, data: Data) -> torch.Tensor:
+    scores, *auxiliary = model(data.inputs)
+    losses = [nn.functional.cross_entropy(each, data.targets) for each in (scores, *auxiliary)]
+    return losses[0] + AUXILIARY_WEIGHT * (losses[1] + losses[2])
+
+
+def with_weights(model: nn.Module, graph: LayerGraph, seed: int) -> dict[str, nn.Parameter]:
+    """Give torch's module the weights of the graph; returns its parameters by their names there."""
+    found: dict[str, nn.Parameter] = {}
+    for index, layer in enumerate(graph.layers):
+        generator = torch.Generator().manual_seed(seed * 100_003 + index)
+        for number, named in enumerate(parameters_of(layer, generator, torch.float64)):
+            for name, value in named.items():
+                if layer.ops[number].kind == "channel_scale":
+                    parameter = model.get_parameter("scale")
+                else:
+                    parameter = model.get_parameter(f"{layer.path}.{name}")
+                parameter.data = value.clone()
+                found[f"{layer.name}/{number}/{name}"] = parameter
+    return found
+
+
+@pytest.mark.parametrize("name", ["gated", "scaled_together"])
+def test_a_captured_network_runs_as_torchs_module(models: Path, name: str) -> None:
+    """Auxiliary losses are scaled one by one, or their sum is."""
+    graph = layers_of(captured(models, name))
+    data = make_data(graph, 3, torch.float64, CPU)
+    loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
+    model = module_of(models).Gated().double()
+    parameters = with_weights(model, graph, 5)
+    whole = torchs_loss(model, data)
+    whole.backward()
+    expected = float(whole.detach())
+    assert len(parameters) == len(list(model.parameters()))
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+    for name, gradient in gradients.items():
+        wanted = parameters[name].grad
+        assert wanted is not None
+        assert torch.allclose(gradient, wanted, rtol=1e-9, atol=1e-14), name
+
+
+def test_views_that_reorder_or_cut_channels_are_not_run(models: Path) -> None:
+    graph = layers_of(captured(models, "shuffled"))
+    assert [layer.path for layer in graph.layers if not layer.ops] == ["one", ""]
+    with pytest.raises(OptionError, match="layer 'one' cannot be run: only its times are known"):
+        Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
