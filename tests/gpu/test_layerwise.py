@@ -26,6 +26,8 @@ from gpusim.errors import GpuError, OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import default_topology, load_topology
 from gpusim.gpu.calibrate.collectives import COLLECTIVES, measure_collectives
+from gpusim.gpu.capture.estimate import capture_estimated
+from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
@@ -40,9 +42,29 @@ from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import Choice, data_parallel
 from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.lowering import lower_plan
+from gpusim.trace.store import write_trace
 from tests.support.layer_networks import ROOT, chain, small_cnn
 
 CPU = torch.device("cpu")
+GATED = """
+import torch
+from torch import nn
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.gate, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Linear(8, 6)
+
+    def forward(self, x):
+        x = nn.functional.hardswish(self.stem(x))
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+        return self.last(x.mean((2, 3)))
+
+
+def gated(batch):
+    return Gated(), torch.randn(batch, 3, 9, 9)
+"""
 
 
 def start(gpus: int, *words: str, program: str = "rank", timeout_s: float = 300) -> str:
@@ -150,6 +172,36 @@ def test_a_rank_of_its_own_ends_with_that_line() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr.strip()) == (2, "gpusim: RANK is not set: start the ranks with torchrun")
+
+
+def test_the_command_starts_ranks_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A captured network that no test of single layers has: squeeze-and-excitation in a file of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "model.py").write_text(GATED, encoding="utf-8")
+    options = CaptureOptions(spec=f"{tmp_path / 'model.py'}:gated", mode="train", batch=2)
+    file = tmp_path / "gated.json.gz"
+    write_trace(capture_estimated(options, load_hardware("h200"), lambda _: None), file)
+    assert layerwise.main([str(file), "--plan", "model", "--dtype", "float64", "--ranks", "2"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["gpus"], document["plan"], document["outputs_equal"]) == (2, "model", True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "line"),
+    [
+        ("0", "gpusim: --ranks is 0: give a number from 1 to 1024"),
+        ("1", "gpusim: rank 0 of 1 failed with exit status 2: gpusim: 'vgg16-infer-b1' is no training step"),
+    ],
+)
+def test_ranks_that_cannot_run_end_with_one_line(
+    ranks: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert layerwise.main(["vgg16-infer-b1", "--plan", "data", "--ranks", ranks]) == 2
+    [found] = capsys.readouterr().err.splitlines()
+    assert found.startswith(line)
 
 
 # --- Without processes ---

@@ -1,4 +1,4 @@
-"""One rank: `torchrun --nproc-per-node 4 -m gpusim.gpu.layerwise TRACE --plan PLAN`.
+"""One rank: `torchrun --nproc-per-node 4 -m gpusim.gpu.layerwise TRACE --plan PLAN`; with `--ranks 4`, four of them.
 
 The network is taken from a captured step, with random weights and a random batch. Compares loss and gradients with one
 device, statistics of BatchNorm synchronised, then times steps. Rank 0 prints one JSON document.
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from math import inf
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,9 +23,11 @@ from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
 from gpusim.formats.topology import check_gpus, default_topology
 from gpusim.gpu.layerwise.check import compare_plan
+from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.io.file_limits import MAX_NODE_GPUS
 from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import FIXED_PLANS
@@ -52,8 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--batch-norm", choices=BATCH_NORMS, default=DEFAULT_BATCH_NORM, help="of timed steps [default: %(default)s]"
     )
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks on this machine, without torchrun")
     options = parser.parse_args(arguments)
     try:
+        if options.ranks is not None:
+            sys.stdout.write(_start_ranks(options))
+            return 0
         join()
         document = run(options)
         if dist.get_rank() == 0:
@@ -62,6 +69,15 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"gpusim: {error}\n")
         return EXIT_USER_ERROR
     return 0
+
+
+def _start_ranks(options: argparse.Namespace) -> str:
+    """Start the ranks as processes, and return what rank 0 prints."""
+    if not 1 <= options.ranks <= MAX_NODE_GPUS:
+        raise OptionError(f"--ranks is {options.ranks}: give a number from 1 to {MAX_NODE_GPUS}")
+    words = [options.trace, "--plan", options.plan, "--steps", str(options.steps)]
+    words += ["--batch-norm", options.batch_norm, "--dtype", options.dtype, *(["--layers"] if options.layers else [])]
+    return launch(options.ranks, "gpusim.gpu.layerwise", words, timeout_s=inf)
 
 
 def join() -> torch.device:
@@ -115,6 +131,8 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
     step = load(options.trace)
     layers = layers_of(step.trace)
+    if not layers.training or all(layer.kind != "loss" for layer in layers.layers):
+        raise OptionError(f"'{step.trace.name}' is no training step with a cross-entropy loss: nothing to compare")
     graph = layers.for_gpus(gpus)
     given = _given(graph, options.plan, gpus)
     choice = given.choice
