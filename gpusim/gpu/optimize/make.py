@@ -17,11 +17,11 @@ from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
 from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.device import precision
 from gpusim.gpu.inductor.kernels import start_compiling
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import Captured, capture_bound
+from gpusim.gpu.optimize.check import Checked, Checker
 from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
@@ -32,7 +32,6 @@ from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.python_state import ModuleState
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
-from gpusim.gpu.optimize.verify import noise_of_step, verify
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
@@ -48,26 +47,6 @@ LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
 VARIANTS_S, TRIALS_S = 12.0, 10.0
 #: Number of front ends and styles to search; and their largest predicted slow-down over the best, before any search.
 SEARCHED, MAY_BE_SLOWER = 2, 1.25
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Parts of a call's time in ns, as in `Gain`."""
-
-    around_ns: int
-    host_ns: int
-    device_ns: int
-    launch_ns: int
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A candidate with eager's results."""
-
-    variant: Variant
-    candidate: Candidate
-    worst_error: float
-    costs: Costs
 
 
 @dataclass(frozen=True)
@@ -94,6 +73,7 @@ class StepMaker:
 
     def __init__(self, executor: Executor, wanted: Wanted, say: Say) -> None:
         self.executor, self.wanted, self.say = executor, wanted, say
+        self.checker = Checker(executor, say)
 
     def make(
         self,
@@ -149,7 +129,7 @@ class StepMaker:
                 before = Candidate(
                     of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
                 )
-                verified = self._verified(step, captured, rates, [before], kept)
+                verified = self.checker.verified(step, captured, rates, [before], kept)
             except CANNOT_RUN as cause:
                 self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
             else:
@@ -165,7 +145,7 @@ class StepMaker:
             profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
             tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
             ranked = in_turns([each.ranked for each in tried], self.executor)
-            verified = self._verified(step, captured, rates, ranked, kept)
+            verified = self.checker.verified(step, captured, rates, ranked, kept)
         for each in (captured, *fronts):
             each.drop_copies()
         chosen = verified.candidate
@@ -234,7 +214,7 @@ class StepMaker:
                     alone = Schedule.in_recorded_order(len(front.trace.ops))
                     with put_back(step), restored(captured):
                         ready = self.executor.prepare(front, front.trace, alone)
-                    self._verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
+                    self.checker.verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
                     checked = True
                 with put_back(step), restored(captured):
                     trace = self.executor.measured(front, eager_ns, self.say)
@@ -332,69 +312,3 @@ class StepMaker:
             without=without,
         )
         return verified.variant, gain
-
-    def _verified(
-        self,
-        step: UserStep,
-        captured: Captured,
-        rates: LearningRates,
-        ranked: Sequence[Candidate],
-        kept: frozenset[int],
-    ) -> Checked:
-        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none.
-
-        `captured` is the step as ATen calls, on the same tensors.
-        """
-        self.say("verifying")
-        problem: ReplayError | None = None
-        for candidate in ranked:
-            variant = Variant(candidate.captured, rates, candidate.ready, kept)
-
-            def fast(ready: Variant = variant) -> Any:
-                if not ready.adopt():
-                    raise ReplayError("an optimizer's state is missing after a step")
-                return ready.run([tensor.clone() for tensor in captured.inputs])
-
-            with put_back(step), restored(captured):
-                if not captured.states.adopt():
-                    step.run()  # makes the optimizer's states
-                with put_back(step) as second:
-                    try:
-                        checked = verify(
-                            step,
-                            step.run,
-                            fast,
-                            second.restore,
-                            captured.options.dtype,
-                            lambda: noise_of_step(captured, self.executor.device),
-                            lambda: _without_tf32(step.run),
-                        )
-                    except ReplayError as cause:
-                        problem = problem or cause
-                        self.say(f"left out: {cause}")
-                        continue
-                    costs = self._costs(variant, captured, candidate.streams)
-            return Checked(variant, candidate, checked.worst, costs)
-        assert problem is not None
-        raise problem
-
-    def _costs(self, variant: Variant, captured: Captured, streams: int) -> Costs:
-        """Measure the parts of a call. The state advances."""
-        tensors = [tensor.clone() for tensor in captured.inputs]
-
-        def call() -> Any:  # with the checks of a call, which take the host's time too
-            variant.is_current()
-            variant.adopt()
-            return variant.run(tensors)
-
-        return Costs(
-            around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams),
-            host_ns=self.executor.host_ns(call),
-            device_ns=self.executor.device_ns(variant.ready.run),
-            launch_ns=self.executor.host_ns(variant.ready.run),
-        )
-
-
-def _without_tf32(run: Callable[[], Any]) -> Any:
-    with precision("fp32"):
-        return run()

@@ -1,0 +1,113 @@
+"""Comparison of a step's schedules with eager, and the parts of a call's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusim.errors import ReplayError
+from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.device import precision
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.choose import Candidate
+from gpusim.gpu.optimize.executors import Executor, restored
+from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.snapshot import put_back
+from gpusim.gpu.optimize.variant import Variant
+from gpusim.gpu.optimize.verify import noise_of_step, verify
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Parts of a call's time in ns, as in `Gain`."""
+
+    around_ns: int
+    host_ns: int
+    device_ns: int
+    launch_ns: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A candidate with eager's results."""
+
+    variant: Variant
+    candidate: Candidate
+    worst_error: float
+    costs: Costs
+
+
+class Checker:
+    """Checker of schedules on one executor."""
+
+    def __init__(self, executor: Executor, say: Say) -> None:
+        self.executor, self.say = executor, say
+
+    def verified(
+        self,
+        step: UserStep,
+        captured: Captured,
+        rates: LearningRates,
+        ranked: Sequence[Candidate],
+        kept: frozenset[int],
+    ) -> Checked:
+        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none.
+
+        `captured` is the step as ATen calls, on the same tensors.
+        """
+        self.say("verifying")
+        problem: ReplayError | None = None
+        for candidate in ranked:
+            variant = Variant(candidate.captured, rates, candidate.ready, kept)
+
+            def fast(ready: Variant = variant) -> Any:
+                if not ready.adopt():
+                    raise ReplayError("an optimizer's state is missing after a step")
+                return ready.run([tensor.clone() for tensor in captured.inputs])
+
+            with put_back(step), restored(captured):
+                if not captured.states.adopt():
+                    step.run()  # makes the optimizer's states
+                with put_back(step) as second:
+                    try:
+                        checked = verify(
+                            step,
+                            step.run,
+                            fast,
+                            second.restore,
+                            captured.options.dtype,
+                            lambda: noise_of_step(captured, self.executor.device),
+                            lambda: _without_tf32(step.run),
+                        )
+                    except ReplayError as cause:
+                        problem = problem or cause
+                        self.say(f"left out: {cause}")
+                        continue
+                    costs = self._costs(variant, captured, candidate.streams)
+            return Checked(variant, candidate, checked.worst, costs)
+        assert problem is not None
+        raise problem
+
+    def _costs(self, variant: Variant, captured: Captured, streams: int) -> Costs:
+        """Measure the parts of a call. The state advances."""
+        tensors = [tensor.clone() for tensor in captured.inputs]
+
+        def call() -> Any:  # with the checks of a call, which take the host's time too
+            variant.is_current()
+            variant.adopt()
+            return variant.run(tensors)
+
+        return Costs(
+            around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams),
+            host_ns=self.executor.host_ns(call),
+            device_ns=self.executor.device_ns(variant.ready.run),
+            launch_ns=self.executor.host_ns(variant.ready.run),
+        )
+
+
+def _without_tf32(run: Callable[[], Any]) -> Any:
+    with precision("fp32"):
+        return run()
