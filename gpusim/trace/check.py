@@ -273,14 +273,19 @@ def _check_order(trace: Trace, file: str) -> None:
 
 
 def _let_views_exist(trace: Trace, exists_from: list[int], makers: dict[int, int]) -> None:
-    """Let views that no op creates, used by Inductor's kernels, exist as soon as their storage does."""
+    """Let views in a trace of Inductor's kernels, which no op creates, exist as soon as their storage does: with its
+    first part, or, if an op writes the view itself later, with the first tensor that fills the storage.
+    """
     first: dict[int, int] = {}
-    storages = [tensor.storage for tensor in trace.tensors]
-    for storage, index in zip(storages, exists_from, strict=True):
-        first[storage] = min(first.get(storage, len(trace.ops)), index)
-    for tensor, storage in enumerate(storages):
-        if tensor not in makers:
-            exists_from[tensor] = min(exists_from[tensor], first[storage])
+    filled: dict[int, int] = {}
+    for tensor, index in zip(trace.tensors, exists_from, strict=True):
+        first[tensor.storage] = min(first.get(tensor.storage, len(trace.ops)), index)
+        size = prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
+        if not tensor.offset and size >= trace.storages[tensor.storage].bytes:
+            filled[tensor.storage] = min(filled.get(tensor.storage, len(trace.ops)), index)
+    for number, tensor in enumerate(trace.tensors):
+        since = first if number not in makers else filled
+        exists_from[number] = min(exists_from[number], since.get(tensor.storage, len(trace.ops)))
 
 
 def _check_sources(trace: Trace, file: str) -> None:

@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpusim.errors import TraceError
 from gpusim.formats.trace import KERNEL
 from gpusim.plan.sync import plan_sync
+from gpusim.trace.check import check_trace
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.store import read_trace
+from tests.support.helpers import make_trace, op
 from tests.trace.test_overlap import concat_trace
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +68,28 @@ def test_buffer_that_ops_write_in_parts_is_made_before_the_step_and_given_back_o
     assert not any(sync.releases)  # no op of the first stream comes after
     aten = concat_trace("aten")
     assert plan_sync(aten, dependencies(aten), range(4), [1, 2, 1, 1]).early == ()
+
+
+@pytest.mark.parametrize(("elements", "is_there"), [(256, True), (64, False)])
+def test_view_is_there_once_an_op_has_filled_its_memory(elements: int, is_there: bool) -> None:
+    """`read` takes a view that `late` writes afterwards: its memory is there if `first` has filled all of it."""
+    trace = make_trace([op("first"), op("read", "x"), op("late", "x", "y")])
+    first = trace.ops[0].outputs[0]
+    assert first is not None
+    whole = trace.tensors[first]
+    tensors = list(trace.tensors)
+    tensors[first] = msgspec.structs.replace(whole, shape=(elements,))
+    tensors.append(msgspec.structs.replace(whole, shape=(8,), offset=4))
+    view = len(tensors) - 1
+    ops = [
+        trace.ops[0],
+        msgspec.structs.replace(trace.ops[1], args=({"tensor": view},), reads=(view,)),
+        msgspec.structs.replace(trace.ops[2], args=({"tensor": view},), reads=(), writes=(view,), outputs=()),
+    ]
+    model = msgspec.structs.replace(trace.model, frontend="inductor")
+    trace = msgspec.structs.replace(trace, ops=tuple(ops), tensors=tuple(tensors), model=model)
+    if is_there:
+        check_trace(trace, "t.json")
+    else:
+        with pytest.raises(TraceError, match=f"op 'read' uses tensor {view}, which op 'late' writes"):
+            check_trace(trace, "t.json")
