@@ -7,6 +7,7 @@ without the necessary event then computes something else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -46,6 +47,9 @@ class ArenaRunner(Runner):
         self._integers = {
             t.storage for t in trace.tensors if t.dtype in DTYPES and not DTYPES[t.dtype].is_floating_point
         }
+        firsts = Counter(storage for storages in arena.firsts.values() for storage in storages)
+        self._in_parts = {storage for storage, users in firsts.items() if users > 1}
+        """Storages that several ops begin to write, in any order: poison of one would hit what another wrote."""
         self._made = [self._is_made(op) for op in range(len(trace.ops))]
 
     def _view(self, index: int) -> torch.Tensor:
@@ -69,9 +73,10 @@ class ArenaRunner(Runner):
             return
         if self.poison:
             for storage in self.arena.firsts.get(op, ()):
-                begin = self.arena.offsets[storage]
-                value = NO_INDEX if storage in self._integers else POISON
-                self.memory[begin : begin + self.trace.storages[storage].bytes].fill_(value)
+                if storage not in self._in_parts:
+                    begin = self.arena.offsets[storage]
+                    value = NO_INDEX if storage in self._integers else POISON
+                    self.memory[begin : begin + self.trace.storages[storage].bytes].fill_(value)
         super().run(op)
 
     def _keep(self, op: int, index: int, part: Any) -> None:
