@@ -49,6 +49,9 @@ class Recorded:
     """Tensor id of each tensor that the user's step returns; None: the step does not touch the tensor."""
     results: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     """Call name -> tensor ids of its results by position; None for an absent result, which the op's outputs omit."""
+    alike: list[tuple[int, int, str]] = field(default_factory=list)
+    """In a step that Inductor has compiled: a tensor, a tensor of the same step as ATen calls, and the call at whose
+    end that one has the elements that this one gets."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ included, go through the same functionalization and decompositions, and become o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,8 @@ from gpusim.gpu.capture.record import live_calls
 
 #: Key of a node's `meta["custom"]` for the name of its call.
 CALL: Final = "gpusim_call"
+#: Key of a traced node's `meta` for the results of calls that have its value.
+_VALUES: Final = "gpusim_values"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class FunctionalGraph:
     inputs: tuple[Given, ...]
     outputs: tuple[Value, ...]
     """Results of the graph, in order: outputs, then gradients."""
+    values: Mapping[fx.Node, tuple[Value, ...]]
+    """Node -> results of recorded calls that had its elements, in its sequence, when the call ended. Other results have
+    no node."""
 
 
 def functional_graph(graph: JointGraph, apart: bool = False) -> FunctionalGraph:
@@ -61,10 +67,11 @@ def functional_graph(graph: JointGraph, apart: bool = False) -> FunctionalGraph:
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     fake = tuple(_fake(given, device, mode) for given in inputs)
     module = _functionalized(recorded, fake)
+    values = {node: tuple(node.meta.pop(_VALUES)) for node in module.graph.nodes if _VALUES in node.meta}
     if apart:
         _copy_repeated(module)
     _mark_visible(module, len(outputs) if apart else len(graph.outputs))
-    return FunctionalGraph(module, mode, fake, inputs, outputs)
+    return FunctionalGraph(module, mode, fake, inputs, outputs, values)
 
 
 def _device(graph: JointGraph) -> torch.device:
@@ -145,7 +152,7 @@ def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> f
 
     def run(*inputs: torch.Tensor) -> Any:
         with torch.no_grad(), fx.traceback.preserve_node_meta():
-            return fx.Interpreter(recorded).run(*inputs)
+            return _Noting(recorded).run(*inputs)
 
     # Views stay views: Inductor resolves them.
     traced = make_fx(
@@ -156,6 +163,44 @@ def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> f
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return _without_repeats(traced)
+
+
+class _Noting(fx.Interpreter):
+    """Interpreter that notes on each traced node which results of the calls it is."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        name = calls_of(n)
+        if n.op == "call_function" and name and isinstance(n.target, torch._ops.OpOverload):
+            several = isinstance(result, list | tuple)
+            for place, part in enumerate(result if several else [result]):
+                node = _traced(part) if isinstance(part, torch.Tensor) else None
+                while node is not None:
+                    node.meta.setdefault(_VALUES, []).append(Value(name, place if several else None))
+                    node = node.all_input_nodes[0] if node.target in _reshapes() else None
+        return result
+
+
+@functools.cache
+def _reshapes() -> frozenset[Any]:
+    """Return the operators whose result has the elements of their argument in the same sequence."""
+    aten = torch.ops.aten
+    packets = (aten.view, aten._unsafe_view, aten.reshape, aten.squeeze, aten.unsqueeze, aten.alias, aten.detach)
+    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
+
+
+def _traced(tensor: torch.Tensor) -> fx.Node | None:
+    """Return the traced node with the present value of a tensor, or None where it has none."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    if torch._is_functional_tensor(tensor):
+        torch._sync(tensor)
+        tensor = torch._from_functional_tensor(tensor)
+    found: Any = get_proxy_slot(tensor, mode.tracer, None, lambda slot: slot.proxy.node)
+    return found if isinstance(found, fx.Node) else None
 
 
 def _without_repeats(module: fx.GraphModule) -> fx.GraphModule:

@@ -55,7 +55,7 @@ def own_step(
     set_roles(joined.tensors, gradients, "gradient")
     joined.check_apart(gradients)
     return Recorded(
-        ops=_with_own_names(ops),
+        ops=with_own_names(ops),
         tensors=joined.tensors,
         storages=joined.storages,
         outputs=outputs,
@@ -65,6 +65,7 @@ def own_step(
         named=joined.named,
         sources=[Source(sha256=sha256, text=text) for sha256, text in read.sources.items()],
         returned=[None if id_ is None else joined.tensor(id_) for id_ in recorded.returned],
+        alike=read.alike(recorded),
     )
 
 
@@ -128,7 +129,7 @@ class _Joined:
 
     def begin(self, named: dict[int, str], ids: dict[str, int]) -> None:
         """Add the states that Inductor's part begins with; `ids` are their numbers in the recorded step."""
-        self._places = {_place(tensor): index for index, tensor in reversed(list(enumerate(self.tensors)))}
+        self._places = {place_of(tensor): index for index, tensor in reversed(list(enumerate(self.tensors)))}
         for index, name in named.items():
             self.named[index] = name
             self._ids[ids[name]] = index
@@ -152,7 +153,7 @@ class _Joined:
             storage, later_bytes = self._storage(theirs)
             offset = theirs.offset + later_bytes // _element_bytes(theirs)
             tensor = msgspec.structs.replace(theirs, storage=storage, offset=offset)
-            place = _place(tensor)
+            place = place_of(tensor)
             if place not in self._places or (id_ in self.recorded.named):
                 self._places[place] = len(self.tensors)
                 self.tensors.append(tensor)
@@ -196,7 +197,7 @@ class _Joined:
             raise CaptureError("Inductor returns two gradients in one memory; use the front end 'aten'")
 
 
-def _place(tensor: Tensor) -> Shape:
+def place_of(tensor: Tensor) -> Shape:
     return tensor.storage, tensor.shape, tensor.stride, tensor.offset, tensor.dtype
 
 
@@ -217,7 +218,7 @@ def _element_bytes(tensor: Tensor) -> int:
     return int(getattr(torch, tensor.dtype).itemsize)
 
 
-def _with_own_names(ops: Sequence[Op]) -> list[Op]:
+def with_own_names(ops: Sequence[Op]) -> list[Op]:
     """Give each op a unique name."""
     seen: dict[str, int] = {}
     named = []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +15,8 @@ from gpusim.gpu.capture.calls import State
 from gpusim.gpu.capture.record import Recorded, initial_values
 from gpusim.gpu.inductor.functional import FunctionalGraph
 from gpusim.gpu.replay.encode import DTYPES
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,20 @@ class Places:
         if isinstance(node, ir.Buffer):
             return self.buffer(node.get_name())
         raise CaptureError(f"Inductor hands on a {type(node).__name__}, which is no tensor; use the front end 'aten'")
+
+    def values(self, of_node: Mapping[Any, Found]) -> dict[int, Found]:
+        """Return tensor -> what `of_node` has for the fx node whose value its buffer is."""
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        found: dict[int, Found] = {}
+        for name, place in self._named.items():
+            buffer = V.graph.try_get_buffer(name)
+            if isinstance(buffer, ir.Buffer) and place in self._ids:
+                node = buffer.get_origin_node()
+                if node in of_node:
+                    found[self._ids[place]] = of_node[node]
+        return found
 
     def _placed(self, name: str) -> Place:
         from torch._inductor import ir

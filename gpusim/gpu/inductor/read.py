@@ -15,7 +15,7 @@ import torch
 
 from gpusim.formats.arguments import tensor_refs
 from gpusim.formats.trace import KERNEL, Op, Phase
-from gpusim.gpu.capture.calls import Call
+from gpusim.gpu.capture.calls import Call, Value
 from gpusim.gpu.inductor import versions
 from gpusim.gpu.inductor.arguments import (
     NO_WORK,
@@ -47,6 +47,8 @@ class Read:
     """Tensors that the graph returns, in its order."""
     sources: dict[str, str]
     """Hash -> text of each kernel."""
+    values: dict[int, tuple[Value, ...]]
+    """Tensor -> results of recorded calls with the value that it has once its buffer is written."""
 
 
 def read_lines(lines: Lines, graph: FunctionalGraph, places: Places, calls: dict[str, Call]) -> Read:
@@ -56,7 +58,7 @@ def read_lines(lines: Lines, graph: FunctionalGraph, places: Places, calls: dict
         reader.take(line)
     reader.nodes.check_complete()
     reader.nodes.check_order()
-    return Read(reader.ops, places, reader.outputs(), reader.sources)
+    return Read(reader.ops, places, reader.outputs(), reader.sources, places.values(graph.values))
 
 
 @dataclass

@@ -34,6 +34,17 @@ class Compiled(Read):
     named: dict[int, str]
     """Tensor id -> name of its input of the recorded graph."""
 
+    def alike(self, recorded: Recorded) -> list[tuple[int, int, str]]:
+        """Return the tensors with elements of results of `recorded`, as `Recorded.alike`."""
+        found: list[tuple[int, int, str]] = []
+        for mine, values in self.values.items():
+            for value in values:
+                results = recorded.results.get(value.node, ())
+                theirs = results[value.index or 0] if (value.index or 0) < len(results) else None
+                if theirs is not None:
+                    found.append((mine, theirs, value.node))
+        return found
+
 
 def compiled_calls(
     graph: JointGraph,
@@ -70,7 +81,7 @@ def compiled_calls(
     named = _named(recorded, functional)
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")
-    return Compiled(found.ops, found.places, found.outputs, found.sources, named)
+    return Compiled(found.ops, found.places, found.outputs, found.sources, found.values, named)
 
 
 def _own_suffix(style: str) -> str:
@@ -108,6 +119,8 @@ def _recorded(graph: JointGraph, recorded: Recorded, compiled: Compiled) -> Reco
         initial=places.constants,
         named=named,
         sources=[Source(sha256=sha256, text=text) for sha256, text in compiled.sources.items()],
+        results={},
+        alike=compiled.alike(recorded),
     )
     return with_values(fused, recorded)
 
