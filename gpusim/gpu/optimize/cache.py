@@ -17,10 +17,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gpusim.errors import GpusimError, ScheduleError
+from gpusim.errors import CaptureError, GpusimError, ScheduleError
 from gpusim.formats.memory_plan import MemoryPlanDocument
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
+from gpusim.gpu.optimize.captured import MIXED
 from gpusim.gpu.optimize.kept_step import KeptStep
 from gpusim.io.file_limits import MAX_PARTS, MAX_STREAMS
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
@@ -48,7 +49,7 @@ class Entry(Document, frozen=True, kw_only=True):
     frontend: Frontend
     """Front end of the schedule's kernels."""
     style: str = DEFAULT_STYLE
-    """Inductor's compile style."""
+    """Inductor's compile style, or `mixed`."""
     kernels: str
     """Structure of the step with these kernels."""
     policy: str
@@ -141,6 +142,9 @@ def keep(
         return
     chosen = {str(op): trace.ops[op].variants[number - 1] for op, number in enumerate(schedule.variants) if number}
     try:
+        kept = step()
+        if kept is None and style == MIXED:
+            raise CaptureError("Inductor has computed constants for its kernels")
         entry = Entry(
             schema=SCHEMA,
             made_for=wanted,
@@ -152,7 +156,7 @@ def keep(
             streams=schedule.streams,
             chosen=chosen,
             plan=None if plan is None else plan.to_document(trace),
-            step=step(),
+            step=kept,
             **measured,
         )
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,8 @@ class Gain:
     """Interval of the graph's prediction."""
     frontend: Frontend = "aten"
     """Origin of the kernels: `inductor` if any kernel is Inductor's."""
+    mixed: bool = False
+    """Whether some regions of the step run Inductor's kernels and others ATen's calls."""
     around_ns: int = 0
     """GPU time of a call outside the graph, in ns, measured around an empty one: copies of inputs and results."""
     host_ns: int = 0
@@ -74,11 +76,12 @@ class Gain:
 
         over = self.eager_ns / max(1, self.optimized_ns)
         sequential = self.sequential_ns / max(1, self.optimized_ns)
+        whose = "ATen and Inductor by region" if self.mixed else _WHOSE[self.frontend]
         without = f"; without Inductor's kernels: {self.without}" if self.without else ""
         return (
             f"{format_ns(self.optimized_ns)} a step, {over:.2f}x over eager ({format_ns(self.eager_ns)}) and "
             f"{sequential:.2f}x over one CUDA graph on one stream; {self.streams} streams ({self.policy}), "
-            f"kernels of {_WHOSE[self.frontend]}, {format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
+            f"kernels of {whose}, {format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
             f"{without}"
         )
 

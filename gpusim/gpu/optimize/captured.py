@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +23,8 @@ from gpusim.gpu.optimize.lists import with_split_lists
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.slots import Gradients, Places, States
 
+#: Style of a step with ATen's calls in some regions and Inductor's kernels in others.
+MIXED: Final = "mixed"
 #: Types that a step may return in addition to tensors: constant, and never a tensor in disguise.
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -52,7 +54,7 @@ class Captured:
     graph: JointGraph | None
     """Recorded calls, for another front end; they hold copies of the user's tensors."""
     style: str = DEFAULT_STYLE
-    """Inductor's compile style."""
+    """Inductor's compile style, or `MIXED`."""
     compiling: Compiling | None = None
     """Its kernels under compilation, if any."""
 
@@ -64,6 +66,8 @@ class Captured:
     @property
     def label(self) -> str:
         """Origin of the kernels in a few words."""
+        if self.style == MIXED:
+            return "ATen's and Inductor's kernels, by region"
         return "ATen's kernels" if self.frontend == "aten" else f"Inductor's kernels ({self.style})"
 
     def drop_copies(self) -> None:

@@ -58,6 +58,9 @@ class Executor(Protocol):
     def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Trace:
         """Return the captured step's trace with kernels and times."""
 
+    def anchored(self, captured: Captured, trace: Trace) -> Trace:
+        """Return a trace with kernels and the measured time of its sequential graph. May change the user's tensors."""
+
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
         """Return the trace with other kernels of its calls. May change the user's tensors."""
 
@@ -177,6 +180,10 @@ class CpuExecutor:
             ops.append(msgspec.structs.replace(op, kernels=(nominal,) if op.writes else ()))
         total_ns = sum(kernel.dur_ns for op in ops for kernel in op.kernels)
         return msgspec.structs.replace(trace, ops=tuple(ops), ground_truth=ground_truth(eager_ns, total_ns))
+
+    def anchored(self, captured: Captured, trace: Trace) -> Trace:
+        """Return the trace unchanged: nothing can be measured."""
+        return trace
 
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
         """Return the trace unchanged: nothing can be measured."""

@@ -21,7 +21,7 @@ from gpusim.gpu.inductor.step import has_images
 from gpusim.gpu.inductor.styles import Noted, first_style
 from gpusim.gpu.inductor.versions import require_supported
 from gpusim.gpu.optimize.cache import Entry
-from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.captured import MIXED, Captured
 from gpusim.gpu.optimize.executors import restored
 from gpusim.gpu.optimize.fused import bound, fused
 from gpusim.gpu.optimize.kept_step import made_of
@@ -71,6 +71,8 @@ class Inductors:
         """
         if not self._wanted:
             raise CaptureError("Inductor's kernels are not asked for")
+        if style not in self._made and style == MIXED:
+            raise CaptureError("its kernels were chosen region by region, which takes a search")
         if style not in self._made:
             self._say(f"compiling it with Inductor ({style})")
             with put_back(self._step), restored(self._captured):  # Inductor draws random numbers to time products

@@ -36,13 +36,16 @@ def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted:
         return bound(step, captured, made, style)
 
 
-def bound(step: UserStep, captured: Captured, made: Recorded, style: str) -> Captured:
-    """Return the step with the kernels of `made` on the user's tensors. Raises as `fused`."""
-    graph, recorded = captured.graph, captured.recorded
-    assert graph is not None
+def bound(
+    step: UserStep, captured: Captured, made: Recorded, style: str, compiling: Compiling | None = None
+) -> Captured:
+    """Return the step with the kernels of `made` on the user's tensors; `compiling` has them already. Raises as
+    `fused`.
+    """
+    recorded = captured.recorded
     _check_aligned(captured)
     options = replace(captured.options, frontend="inductor")
-    trace = bare_trace(options, step, made, graph.fixed, own=True)
+    trace = bare_trace(options, step, made, captured.trace.model.fixed, own=True)
     theirs = {name: index for index, name in recorded.named.items()}
     live = {index: captured.live[theirs[name]] for index, name in made.named.items()}
     pristine = {index: captured.pristine[theirs[name]] for index, name in made.named.items()}
@@ -63,7 +66,7 @@ def bound(step: UserStep, captured: Captured, made: Recorded, style: str) -> Cap
         pristine=pristine | {index: tensor.clone() for index, tensor in made.initial.items()},
         graph=None,
         style=style,
-        compiling=Compiling(trace.sources),
+        compiling=compiling or Compiling(trace.sources),
     )
 
 

@@ -20,7 +20,7 @@ from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.inductor.kernels import start_compiling
 from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
-from gpusim.gpu.optimize.captured import Captured, capture_bound
+from gpusim.gpu.optimize.captured import MIXED, Captured, capture_bound
 from gpusim.gpu.optimize.check import Checked, Checker
 from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
@@ -28,6 +28,7 @@ from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
 from gpusim.gpu.optimize.kept_step import KeptStep, kept_step
 from gpusim.gpu.optimize.memory import prepare_memory
+from gpusim.gpu.optimize.mix import CHOICE_S, Profiled, best_mix
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.python_state import ModuleState
 from gpusim.gpu.optimize.snapshot import put_back
@@ -47,15 +48,6 @@ LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
 VARIANTS_S, TRIALS_S = 12.0, 10.0
 #: Number of front ends and styles to search; and their largest predicted slow-down over the best, before any search.
 SEARCHED, MAY_BE_SLOWER = 2, 1.25
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """The step with kernels of one front end, their times, and its predicted time before any search."""
-
-    captured: Captured
-    trace: Trace
-    predicted_ns: int
 
 
 @dataclass(frozen=True)
@@ -143,10 +135,12 @@ class StepMaker:
         captured.graph = None
         with quick_collections():
             profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
+            mixed = self._mixed(step, captured, rates, profiled, kept, lambda: end - perf_counter())
+            profiled = _promising([*profiled, *mixed])
             tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
             ranked = in_turns([each.ranked for each in tried], self.executor)
             verified = self.checker.verified(step, captured, rates, ranked, kept)
-        for each in (captured, *fronts):
+        for each in (captured, *fronts, *(mine.captured for mine in mixed)):
             each.drop_copies()
         chosen = verified.candidate
         (front,) = (found for found in tried if found.captured is chosen.captured)
@@ -200,7 +194,7 @@ class StepMaker:
         kept: frozenset[int],
         eager_ns: int,
     ) -> list[Profiled]:
-        """Return the fronts worth a search, best prediction first. Raises the first one's error if all fail.
+        """Return the fronts with times. Raises the first one's error if all fail.
 
         ATen's calls come first, as Inductor's kernels are compiled meanwhile. One style of these is compared with eager
         before any time is spent on it.
@@ -211,10 +205,7 @@ class StepMaker:
         for front in fronts:
             try:
                 if front is not captured and not checked:
-                    alone = Schedule.in_recorded_order(len(front.trace.ops))
-                    with put_back(step), restored(captured):
-                        ready = self.executor.prepare(front, front.trace, alone)
-                    self.checker.verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
+                    self._check_alone(step, captured, rates, front, kept)
                     checked = True
                 with put_back(step), restored(captured):
                     trace = self.executor.measured(front, eager_ns, self.say)
@@ -227,8 +218,49 @@ class StepMaker:
         if not found:
             assert problem is not None
             raise problem
-        found.sort(key=lambda each: each.predicted_ns)
-        return [each for each in found if each.predicted_ns <= MAY_BE_SLOWER * found[0].predicted_ns][:SEARCHED]
+        return found
+
+    def _mixed(
+        self,
+        step: UserStep,
+        captured: Captured,
+        rates: LearningRates,
+        profiled: Sequence[Profiled],
+        kept: frozenset[int],
+        left_s: Callable[[], float],
+    ) -> list[Profiled]:
+        """Return the step with the kernels of both front ends, chosen by region, where that is predicted faster."""
+        calls = [each for each in profiled if each.captured is captured]
+        kernels = [each for each in profiled if each.captured is not captured] if self.wanted.kernels else []
+        begin, limit_s = perf_counter(), min(CHOICE_S[captured.options.mode], left_s() - VARIANTS_S)
+        try:
+            found = calls and best_mix(
+                calls[0],
+                kernels,
+                lambda trace: quick_ns(trace, self.executor, self.wanted),
+                lambda: begin + limit_s - perf_counter(),
+            )
+            if not found:
+                return []
+            with put_back(step), restored(captured):
+                mixed = found.made(step)
+                trace = self.executor.anchored(mixed.captured, mixed.trace)
+            self._check_alone(step, captured, rates, mixed.captured, kept)
+        except CANNOT_RUN as cause:
+            self.say(f"left out kernels by region: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            return []
+        mixed = Profiled(mixed.captured, trace, quick_ns(trace, self.executor, self.wanted))
+        self.say(f"{mixed.captured.label}: {format_ns(mixed.predicted_ns)} predicted before any search; {found.text}")
+        return [mixed]
+
+    def _check_alone(
+        self, step: UserStep, captured: Captured, rates: LearningRates, front: Captured, kept: frozenset[int]
+    ) -> None:
+        """Compare a front with eager, its ops in sequence. Raises `ReplayError`."""
+        alone = Schedule.in_recorded_order(len(front.trace.ops))
+        with put_back(step), restored(captured):
+            ready = self.executor.prepare(front, front.trace, alone)
+        self.checker.verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
 
     def _tried(
         self,
@@ -301,7 +333,8 @@ class StepMaker:
             predicted_ns=chosen.predicted_ns,
             interval_ns=chosen.interval_ns,
             predicted_sequential_ns=predicted_sequential_ns,
-            kernels_chosen=chosen.schedule.has_variants,
+            kernels_chosen=chosen.schedule.has_variants or chosen.captured.style == MIXED,
+            mixed=chosen.captured.style == MIXED,
             streams=chosen.streams,
             policy=chosen.policy,
             peak_bytes=chosen.ready.peak_bytes,
@@ -312,3 +345,9 @@ class StepMaker:
             without=without,
         )
         return verified.variant, gain
+
+
+def _promising(profiled: Sequence[Profiled]) -> list[Profiled]:
+    """Return the steps worth a search, best prediction first."""
+    ranked = sorted(profiled, key=lambda each: each.predicted_ns)
+    return [each for each in ranked if each.predicted_ns <= MAY_BE_SLOWER * ranked[0].predicted_ns][:SEARCHED]

@@ -108,10 +108,14 @@ class CudaExecutor:
             for op, host, kernels in zip(trace.ops, issue_ns, profile.kernels, strict=True)
         )
         trace = msgspec.structs.replace(trace, ops=ops, provenance=msgspec.structs.replace(trace.provenance, gpu=gpu))
-        alone = Schedule.in_recorded_order(len(trace.ops))
-        sequential = self.prepare(captured, trace, alone)
+        return self.anchored(captured, msgspec.structs.replace(trace, ground_truth=ground_truth(eager_ns, 0)))
+
+    def anchored(self, captured: Captured, trace: Trace) -> Trace:
+        """Record the sequential graph, and return the trace with its time."""
+        assert trace.ground_truth is not None
+        sequential = self.prepare(captured, trace, Schedule.in_recorded_order(len(trace.ops)))
         graph_ns = self.times_ns({"": sequential}, {})[""]
-        return msgspec.structs.replace(trace, ground_truth=ground_truth(eager_ns, graph_ns))
+        return msgspec.structs.replace(trace, ground_truth=ground_truth(trace.ground_truth.eager.median_ns, graph_ns))
 
     def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
         """Return the trace with torch's alternatives for its calls, each measured. May change the user's tensors."""
