@@ -34,16 +34,14 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps, capuchin
 from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.layrub import weights_first
-from gpusim.memplan.policies.runs import Runs
+from gpusim.memplan.policies.orders import Orders
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos
 from gpusim.memplan.storages import Storages
-from gpusim.memplan.times import CopiesOut, OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.units import MIB, format_bytes
 
-#: Smallest storage worth an action, as a fraction of all saved bytes.
-SMALLEST_SHARE = 1e-4
 #: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
 COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
 #: Limit of bytes that come back at once, as a fraction of all saved bytes.
@@ -100,48 +98,8 @@ class LeastTime:
         self._floors: dict[_Choice, int] = {}
         self._planned: dict[tuple[_Choice, int], _Planned] = {}
         self._times_ns: dict[MemoryPlan, int] = {}
-        self._orders: dict[tuple[tuple[int, ...], float], list[int]] = {}
-        self._moved: dict[float, tuple[int, ...]] = {}
+        self.orders = Orders(setting, self.times)
         self._msps: dict[tuple[int, ...], list[int]] = {}
-
-    @cached_property
-    def actionable(self) -> tuple[int, ...]:
-        """Saved storages worth an action, in the order of the forward pass."""
-        size = self.storages.bytes
-        least = SMALLEST_SHARE * sum(size[s] for s in self.storages.saved)
-        return tuple(s for s in self.storages.saved if size[s] >= least)
-
-    @cached_property
-    def price_ns(self) -> dict[int, float]:
-        """Time to recompute each of them from all others, in ns."""
-        return {storage: self.setting.recompute_ns(storage) for storage in self.actionable}
-
-    def density(self, storage: int) -> float:
-        """Return the price per byte."""
-        return self.price_ns[storage] / self.storages.bytes[storage]
-
-    def moved(self, share: float) -> tuple[int, ...]:
-        """Return the storages that move where copies out may take this share of the forward pass (rule 2)."""
-        if share not in self._moved:
-            self._moved[share] = self._moved_at(share)
-        return self._moved[share]
-
-    def _moved_at(self, share: float) -> tuple[int, ...]:
-        if not share:
-            return ()
-        size, limit = self.storages.bytes, self.setting.pinned_bytes
-        turn_ns = self.times.start_ns[self.times.place[min(self.storages.first_backward, len(self.order) - 1)]]
-        last = last_forward_places(self.storages, self.times, self.actionable)
-        copies = CopiesOut(self.times, self.link)
-        chosen: list[int] = []
-        pinned = 0
-        for storage in sorted(self.actionable, key=lambda s: (-self.density(s), last[s])):
-            if limit is not None and pinned + size[storage] > limit:
-                continue
-            if copies.add((last[storage], storage), size[storage], share * turn_ns):
-                chosen.append(storage)
-                pinned += size[storage]
-        return tuple(sorted(chosen))
 
     def _with_room(self, storages: Sequence[int]) -> list[int]:
         """Return the first of these storages that fit pinned memory."""
@@ -154,36 +112,10 @@ class LeastTime:
             chosen.append(storage)
         return chosen
 
-    @cached_property
-    def sources(self) -> dict[int, tuple[int, ...]]:
-        """Sources among them of each that can be recomputed."""
-        among = frozenset(self.actionable)
-        return {
-            s: tuple(sorted(frozenset().union(*(self.storages.touched[op] for op in each.ops)) & among - each.storages))
-            for s, each in self.setting.chains.items()
-            if s in among
-        }
-
-    def cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
-        """Return the storages to recompute, cheapest per byte first (rule 3).
-
-        The sources that one of them brings back take no more than `run_bytes`.
-        """
-        key = (tuple(moved), run_bytes)
-        if key not in self._orders:
-            self._orders[key] = self._cheapest_first(moved, run_bytes)
-        return self._orders[key]
-
-    def _cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
-        gone = frozenset(moved)
-        rest = [s for s in self.actionable if s in self.sources and s not in gone]
-        runs = Runs(self.sources, self.storages.bytes, run_bytes)
-        return [s for s in sorted(rest, key=lambda s: (self.density(s), s)) if runs.add(s)]
-
     def most_for_its_time(self, moved: tuple[int, ...]) -> list[int]:
         """Return the storages to recompute, each for itself alone, by Capuchin's MSPS."""
         if moved not in self._msps:
-            among = frozenset(self.actionable)
+            among = frozenset(self.orders.actionable)
             self._msps[moved] = [s for s in by_msps(self.setting, moved) if s in among]
         return self._msps[moved]
 
@@ -278,16 +210,18 @@ class LeastTime:
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
         """Yield the plans of rules 2 and 3 that keep the budget."""
         for copy_share in COPY_SHARES:
-            moved = self.moved(copy_share)
+            moved = self.orders.moved(copy_share)
             if copy_share and not moved:
                 continue
             for run_share in RUN_SHARES:
-                again = self.cheapest_first(moved, run_share * self._saved_bytes)
+                again = self.orders.cheapest_first(moved, run_share * self._saved_bytes)
                 yield from self.fewest(again, partial(_Choice, moved), budget_bytes)
             yield from self.fewest(self.most_for_its_time(moved), partial(_Choice, moved, apart=True), budget_bytes)
         for run_share in RUN_SHARES:
-            let_go = dict.fromkeys(self.cheapest_first((), run_share * self._saved_bytes))
-            rest = self._with_room([s for s in self.actionable if s not in let_go])  # the first have longest to move
+            let_go = dict.fromkeys(self.orders.cheapest_first((), run_share * self._saved_bytes))
+            rest = self._with_room(
+                [s for s in self.orders.actionable if s not in let_go]
+            )  # the first have longest to move
             yield from self.fewest(rest, partial(_Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
@@ -333,7 +267,9 @@ class LeastTime:
 
     def _trimmed(self, best: _Planned, budget_bytes: int) -> _Planned:
         """Drop recomputations that the budget does not need, most expensive first."""
-        for storage in sorted(best.choice.again if best.choice else (), key=lambda s: -self.price_ns[s])[:TRIALS]:
+        for storage in sorted(best.choice.again if best.choice else (), key=lambda s: -self.orders.price_ns[s])[
+            :TRIALS
+        ]:
             assert best.choice is not None
             again = tuple(s for s in best.choice.again if s != storage)
             without = _Choice(best.choice.moved, again, best.choice.apart)
@@ -348,9 +284,9 @@ class LeastTime:
         """The plan with the smallest peak of these choices."""
         choices = [_Choice((), ())]
         for copy_share in COPY_SHARES:
-            moved = self.moved(copy_share)
+            moved = self.orders.moved(copy_share)
             for run_share in RUN_SHARES:
-                again = self.cheapest_first(moved, run_share * self._saved_bytes)
+                again = self.orders.cheapest_first(moved, run_share * self._saved_bytes)
                 choices += [
                     _Choice(moved, tuple(again[: round(len(again) * part)])) for part in (0.0, 0.5, 0.75, 0.9, 1.0)
                 ]
