@@ -229,7 +229,7 @@ def compare_policies(
     if policies is None:
         for number, budget in enumerate(_front_budgets(rows)):
             report("front", (len(chosen) + number) / steps, 0)
-            more.append(_row(evaluator, replace(setting, budget_bytes=budget), LEAST_TIME, planner))
+            more.append(_row(evaluator, replace(setting, budget_bytes=budget), LEAST_TIME, planner, quick=True))
     comparison = MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
     if budget_bytes is None or comparison.best is not None or planner.least_peak.peak_bytes <= budget_bytes:
         return comparison
@@ -238,11 +238,13 @@ def compare_policies(
     return replace(comparison, shortfall=shortfall(comparison.storages, least, budget_bytes))
 
 
-def _row(evaluator: MemoryEvaluator, setting: Setting, name: str, planner: LeastTime) -> PolicyRow:
+def _row(
+    evaluator: MemoryEvaluator, setting: Setting, name: str, planner: LeastTime, *, quick: bool = False
+) -> PolicyRow:
     policy = MEMORY_POLICIES[name]
     budget = (setting.budget_bytes or 0) if policy.takes_budget else 0
     try:
-        plan = planner.plan_for(setting.budget_bytes) if name == LEAST_TIME else policy(setting)
+        plan = planner.plan_for(setting.budget_bytes, quick=quick) if name == LEAST_TIME else policy(setting)
         plan, kept = within_pinned(setting.storages, plan, setting.pinned_bytes)
         outcome = evaluator.evaluate(plan)
     except PlanError as cause:

@@ -40,13 +40,18 @@ class BytesProfile:
         self.level = np.cumsum(change[:-1]) + workspace + self.initial_bytes
 
     def level_bytes(
-        self, last_forward: Mapping[int, int], needs: Mapping[int, int], redos: Sequence[Redo]
+        self,
+        last_forward: Mapping[int, int],
+        needs: Mapping[int, int],
+        redos: Sequence[Redo],
+        kept: frozenset[int] = frozenset(),
     ) -> npt.NDArray[np.int64]:
         """Return the bytes at each place, with storages away from their last use in the forward pass until they are
         needed.
 
         `last_forward` has the place of that use for every saved storage; `needs`, for those that move, the place at
-        which they must be back. The bytes of one of `redos` count at the place of the op behind it.
+        which they must be back. The bytes of one of `redos` count at the place of the op behind it. Storages `kept`
+        stay for the last of `redos` that reads them.
         """
         place, size = self.times.place, self.size
         change = np.zeros(len(self.level) + 1, dtype=np.int64)
@@ -58,6 +63,9 @@ class BytesProfile:
         for redo in redos:
             for storage in redo.storages:
                 back_for_good[storage] = max(back_for_good.get(storage, 0), place[redo.before])
+        for storage, now in self._kept_until(redos, kept).items():
+            change[self.last[storage] + 1] += size[storage]
+            change[now + 1] -= size[storage]
         for redo in redos:
             now = place[redo.before]
             between = 0
@@ -73,3 +81,13 @@ class BytesProfile:
         for now, more in at_once.items():
             level[now] += more
         return level
+
+    def _kept_until(self, redos: Sequence[Redo], kept: frozenset[int]) -> dict[int, int]:
+        """Return the place of the op behind the last recomputation from each of the storages `kept` that has one."""
+        until: dict[int, int] = {}
+        for redo in redos if kept else ():
+            now = self.times.place[redo.before]
+            read = frozenset().union(*map(self.storages.touched.__getitem__, redo.ops)).difference(redo.storages)
+            for storage in read & kept:
+                until[storage] = max(until.get(storage, 0), now)
+        return until

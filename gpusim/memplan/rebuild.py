@@ -76,12 +76,17 @@ def chain(storages: Storages, wanted: Iterable[int], available: Callable[[int], 
 
 
 def grouped_redos(
-    storages: Storages, dropped: Iterable[int], place: Sequence[int], uses: Uses
+    storages: Storages,
+    dropped: Iterable[int],
+    place: Sequence[int],
+    uses: Uses,
+    kept: frozenset[int] = frozenset(),
 ) -> tuple[Redo, ...] | None:
     """Return the recomputation of the storages `dropped`, each op at most once while its results are still wanted.
 
     The storage that is needed first brings its intermediate results back, which stay until their use. `place` has the
-    place of each op in the launch order. None where one of them cannot be recomputed.
+    place of each op in the launch order. Storages `kept` stay although no op of the step needs them. None where one of
+    them cannot be recomputed.
     """
     wanted = frozenset(dropped)
     first, last = uses.first, uses.last
@@ -91,7 +96,7 @@ def grouped_redos(
         if storage in brought:
             continue
         before = first[storage]
-        again = chain(storages, (storage,), partial(_there, last, place[before], wanted, brought))
+        again = chain(storages, (storage,), partial(_there, last, place[before], wanted, brought, kept))
         if again is None:
             return None
         brought |= again.storages & wanted
@@ -99,9 +104,16 @@ def grouped_redos(
     return tuple(redos)
 
 
-def _there(last: Mapping[int, int], now: int, wanted: Container[int], brought: Container[int], storage: int) -> bool:
-    """Whether a storage is available at a place: saved, used later, and not freed or back already."""
-    return last.get(storage, -1) >= now and (storage not in wanted or storage in brought)
+def _there(
+    last: Mapping[int, int],
+    now: int,
+    wanted: Container[int],
+    brought: Container[int],
+    kept: Container[int],
+    storage: int,
+) -> bool:
+    """Whether a storage is available at a place: kept; or saved, used later, and not freed or back already."""
+    return storage in kept or (last.get(storage, -1) >= now and (storage not in wanted or storage in brought))
 
 
 @dataclass(frozen=True, slots=True)

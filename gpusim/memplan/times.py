@@ -142,6 +142,15 @@ class Room:
         return int(self.level_bytes[place]) + waiting_bytes - self.budget_bytes
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Copies with their places, in the order of the copies back."""
+
+    offloads: tuple[Offload, ...]
+    wait_ns: float
+    """Time that ops wait for them, by this estimate."""
+
+
 def place_copies(
     storages: Storages,
     times: OpTimes,
@@ -150,7 +159,19 @@ def place_copies(
     needs: Mapping[int, int],
     room: Room | None = None,
 ) -> tuple[Offload, ...]:
-    """Place the copies of these storages so that ops wait as little as possible, in the order of the copies back.
+    """Return the copies of `placed_copies`."""
+    return placed_copies(storages, times, link, moved, needs, room).offloads
+
+
+def placed_copies(
+    storages: Storages,
+    times: OpTimes,
+    link: Link,
+    moved: Sequence[int],
+    needs: Mapping[int, int],
+    room: Room | None = None,
+) -> Placed:
+    """Place the copies of these storages so that ops wait as little as possible.
 
     Copies out run in sequence, each from the last use in the forward pass on. Memory is freed before the first op that
     starts after the copy's end, at the latest before the first op of the backward pass. Copies back run almost as late
@@ -158,9 +179,9 @@ def place_copies(
     """
     last_forward = last_forward_places(storages, times, moved)
     turn = times.place[min(storages.first_backward, len(times.order) - 1)]
-    free = _freed(storages, times, link, last_forward, turn, room)
-    back = _fetched(storages, times, link, {s: needs[s] for s in moved}, free, room)
-    return tuple(
+    free, late_ns = _freed(storages, times, link, last_forward, turn, room)
+    back, early_ns = _fetched(storages, times, link, {s: needs[s] for s in moved}, free, room)
+    offloads = tuple(
         Offload(
             storage,
             after=times.order[last_forward[storage]],
@@ -169,12 +190,15 @@ def place_copies(
         )
         for storage in sorted(moved, key=lambda s: (back[s], needs[s], s))
     )
+    return Placed(offloads, late_ns + early_ns)
 
 
 def _freed(
     storages: Storages, times: OpTimes, link: Link, last_forward: Mapping[int, int], turn: int, room: Room | None
-) -> dict[int, int]:
-    """Return the place of the op before which each storage is freed, following the ops to the turn."""
+) -> tuple[dict[int, int], float]:
+    """Return the place of the op before which each storage is freed, following the ops to the turn, and how much later
+    that is reached, in ns.
+    """
     freed: dict[int, int] = {}
     leaving: deque[tuple[float, int]] = deque()
     waiting_bytes, busy_ns, late_ns = 0, 0.0, 0.0
@@ -197,9 +221,10 @@ def _freed(
             waiting_bytes += storages.bytes[storage]
     for _, storage in leaving:  # last used by the op at the turn itself
         freed[storage] = turn
-    return {s: max(place, last_forward[s] + 1) for s, place in freed.items()} | {
+    places = {s: max(place, last_forward[s] + 1) for s, place in freed.items()} | {
         s: place + 1 for s, place in last_forward.items() if s not in freed
     }
+    return places, late_ns
 
 
 def _fetched(
@@ -209,9 +234,9 @@ def _fetched(
     needs: Mapping[int, int],
     freed: Mapping[int, int],
     room: Room | None,
-) -> dict[int, int]:
+) -> tuple[dict[int, int], float]:
     """Return the place of the op before which each copy back is launched, following the ops from the end to the
-    turn.
+    turn, and how much earlier that has to be reached, in ns.
     """
     fetched: dict[int, int] = {}
     coming: deque[tuple[float, int]] = deque()
@@ -238,4 +263,4 @@ def _fetched(
             waiting_bytes += storages.bytes[storage]
     for _, storage in coming:
         fetched[storage] = freed[storage]
-    return {s: min(max(place, freed[s]), needs[s]) for s, place in fetched.items()}
+    return {s: min(max(place, freed[s]), needs[s]) for s, place in fetched.items()}, early_ns

@@ -124,7 +124,7 @@ class _Search:
         """Yield plans of smaller budgets on several streams."""
         for share in BUDGET_SHARES:
             try:
-                plan = self.planner.plan_for(round(share * self.limit_bytes))
+                plan = self.planner.plan_for(round(share * self.limit_bytes), quick=True)
             except PlanError:
                 return
             yield from self.on_streams(plan, schedules, streams)

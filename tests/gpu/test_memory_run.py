@@ -18,8 +18,10 @@ from gpusim.memplan.checks import check_memory_plan, check_program
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.orders import Orders, worth_keeping
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.program import needed, program_of
+from gpusim.memplan.rebuild import grouped_redos
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from tests.support.helpers import make_hardware, with_kernels
@@ -65,6 +67,25 @@ def test_every_policy_gives_the_results_of_the_step_that_keeps_all(name: str, po
     wanted = kept_all(name)
     results, _ = run(found, MEMORY_POLICIES[policy](setting_of(found.trace)))
     assert wanted.keys() == results.keys()
+    for index, tensor in wanted.items():
+        assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
+
+
+def test_what_stays_for_recomputation_gives_the_same_results() -> None:
+    """Nothing of the step needs the kept result any more, and nothing has changed it since."""
+    found = on_cpu("up_and_down", "train")
+    setting = setting_of(found.trace)
+    kept = worth_keeping(setting.storages, setting.chains)
+    orders = Orders(setting, setting.times, kept)
+    shorter = tuple(s for s in orders.chains if len(orders.chains[s].ops) < len(setting.chains[s].ops))
+    assert kept
+    assert shorter
+    redos = grouped_redos(setting.storages, shorter, setting.times.place, setting.uses, kept)
+    assert redos is not None
+    read = frozenset().union(*(setting.storages.reads[op] for redo in redos for op in redo.ops))
+    assert read & kept
+    wanted, _ = run(found, MemoryPlan())
+    results, _ = run(found, MemoryPlan(redos=redos))
     for index, tensor in wanted.items():
         assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
 

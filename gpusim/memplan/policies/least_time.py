@@ -9,21 +9,25 @@ Source: this project. The rules:
    Or else: whatever rule 3 leaves over moves, the first of it first, as much as the budget asks for.
 3. *Recomputation.* Of the rest the cheapest for their bytes are let go, as many as the budget asks for. What is
    computed on the way to another one stays for its own use, and no more than a limit comes back like that at once; or
-   each is computed for itself alone.
+   each is computed for itself alone. What the step does not save may stay for that where much more is computed from it
+   than it takes.
 4. *Others.* Capuchin's plan for the budget and checkpoints at every k-th cut are tried beside these.
 5. *Choice.* For several shares of rule 2 and limits of rule 3, the fewest storages that keep the budget are found by
    bisection on the allocator's simulation; the engine's simulated step time decides among all plans. Of the winner,
    recomputations are taken back one by one where the budget still holds.
-6. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place.
+6. *Changes.* Of the two fastest, single storages change as long as an estimate falls
+   (`gpusim.memplan.policies.exchange`).
+7. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place.
 
 It is a heuristic: another plan may be faster. Its step time is what the engine says, not a sum of prices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import product
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -33,8 +37,9 @@ from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps, capuchin
 from gpusim.memplan.policies.checkpoint import cuts, segmented
+from gpusim.memplan.policies.exchange import Exchange
 from gpusim.memplan.policies.layrub import weights_first
-from gpusim.memplan.policies.orders import Orders
+from gpusim.memplan.policies.orders import Choice, Orders, worth_keeping
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos
@@ -48,6 +53,12 @@ COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
 RUN_SHARES = (1.0, 0.3, 0.1, 0.03)
 #: Recomputations of the winner that are undone on trial.
 TRIALS = 24
+#: Plans from which single changes are tried.
+IMPROVED = 2
+#: Rounds of changes for each, and the share of the budget that a round leaves free.
+ROUNDS, LEAST_LEFT = 4, 0.001
+#: Most estimates in a round, and fewer for a step of many ops: so many ops in all.
+MOST_ESTIMATES, ESTIMATED_OPS = 1000, 800_000
 #: Corrections of the estimate's choice by the allocator's simulation.
 CORRECTIONS = 6
 #: Choices with the smallest estimates that the allocator compares for the smallest peak.
@@ -61,20 +72,10 @@ NO_PLAN_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """Storages to move and storages to recompute."""
-
-    moved: tuple[int, ...]
-    again: tuple[int, ...]
-    apart: bool = False
-    """Whether each is recomputed for itself alone, so that nothing comes back before it is needed."""
-
-
-@dataclass(frozen=True)
 class _Planned:
     """A choice with its plan."""
 
-    choice: _Choice | None
+    choice: Choice | None
     """None for a plan of another policy."""
     target_bytes: int
     """Budget that its copies were placed for, in bytes."""
@@ -95,11 +96,17 @@ class LeastTime:
         self.uses = Uses.of(self.storages, self.times.place)
         self.profile = BytesProfile(self.storages, self.times)
         self.redos = lru_cache(maxsize=RECENT)(self._redos_of)
-        self._floors: dict[_Choice, int] = {}
-        self._planned: dict[tuple[_Choice, int], _Planned] = {}
+        self._floors: dict[Choice, int] = {}
+        self._planned: dict[tuple[Choice, int], _Planned] = {}
         self._times_ns: dict[MemoryPlan, int] = {}
         self.orders = Orders(setting, self.times)
+        kept = worth_keeping(self.storages, setting.chains)
+        self.all_orders = (self.orders, Orders(setting, self.times, kept)) if kept else (self.orders,)
         self._msps: dict[tuple[int, ...], list[int]] = {}
+
+    def has_room(self, storages: Sequence[int]) -> bool:
+        """Return whether all these storages fit pinned memory."""
+        return len(self._with_room(storages)) == len(storages)
 
     def _with_room(self, storages: Sequence[int]) -> list[int]:
         """Return the first of these storages that fit pinned memory."""
@@ -119,36 +126,42 @@ class LeastTime:
             self._msps[moved] = [s for s in by_msps(self.setting, moved) if s in among]
         return self._msps[moved]
 
-    def _redos_of(self, again: tuple[int, ...], apart: bool) -> tuple[Redo, ...] | None:
+    def _redos_of(self, again: tuple[int, ...], apart: bool, kept: frozenset[int]) -> tuple[Redo, ...] | None:
         """Return the recomputation of a choice; None where impossible."""
         if apart:
             return self.setting.facts.separate_redos.of(again, again)
-        return grouped_redos(self.storages, again, self.times.place, self.uses)
+        return grouped_redos(self.storages, again, self.times.place, self.uses, kept)
 
-    def plan(self, choice: _Choice, budget_bytes: int) -> MemoryPlan | None:
+    def plan(self, choice: Choice, budget_bytes: int) -> MemoryPlan | None:
         """Return the plan of a choice; None where its recomputation is impossible. Ops wait for copies as the budget
         requires.
         """
-        redos = self.redos(choice.again, choice.apart)
+        redos = self.redos(choice.again, choice.apart, choice.kept)
         if redos is None:
             return None
         offloads: tuple[Offload, ...] = ()
         if choice.moved:
             times = OpTimes.of(self.setting.graph, self.order, redos)
             needs = first_needs(self.storages, times, choice.moved, redos)
-            level = self.profile.level_bytes(self._last_forward, needs, redos)
-            room = Room(level.tolist(), round(budget_bytes * (1 - SLACK)))
+            room = self.room(choice, needs, redos, budget_bytes)
             offloads = place_copies(self.storages, times, self.link, choice.moved, needs, room)
         return MemoryPlan(offloads=offloads, redos=redos, order=self.order)
 
-    def floor_bytes(self, choice: _Choice) -> int:
+    def room(self, choice: Choice, needs: Mapping[int, int], redos: Sequence[Redo], budget_bytes: int) -> Room:
+        """Return the room of a choice's copies, which are back at the places in `needs`."""
+        level = self.profile.level_bytes(self._last_forward, needs, redos, choice.kept)
+        return Room(level.tolist(), round(budget_bytes * (1 - SLACK)))
+
+    def floor_bytes(self, choice: Choice) -> int:
         """Estimate the least peak of a choice, where ops wait for copies whenever memory requires it, in bytes."""
         if choice not in self._floors:
-            redos = self.redos(choice.again, choice.apart)
+            redos = self.redos(choice.again, choice.apart, choice.kept)
             if redos is None:
                 return NO_PLAN_BYTES
             needs = first_needs(self.storages, self.times, choice.moved, redos)
-            self._floors[choice] = int(self.profile.level_bytes(self._last_forward, needs, redos).max(initial=0))
+            self._floors[choice] = int(
+                self.profile.level_bytes(self._last_forward, needs, redos, choice.kept).max(initial=0)
+            )
         return self._floors[choice]
 
     @cached_property
@@ -156,7 +169,7 @@ class LeastTime:
         return last_forward_places(self.storages, self.times, self.storages.saved)
 
     def fewest(
-        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], budget_bytes: int
+        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], Choice], budget_bytes: int
     ) -> Iterator[_Planned]:
         """Yield the choice with the fewest of these storages, in order, that keeps the budget, if any.
 
@@ -174,7 +187,7 @@ class LeastTime:
                 return
             target -= max(2 * over, budget_bytes // 200)
 
-    def planned(self, choice: _Choice, budget_bytes: int) -> _Planned:
+    def planned(self, choice: Choice, budget_bytes: int) -> _Planned:
         """Return the plan of a possible choice, with its peak by the allocator."""
         key = (choice, budget_bytes)
         if key not in self._planned:
@@ -184,8 +197,8 @@ class LeastTime:
         return self._planned[key]
 
     def _first_by_estimate(
-        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], _Choice], target: int
-    ) -> _Choice | None:
+        self, storages: Sequence[int], choose: Callable[[tuple[int, ...]], Choice], target: int
+    ) -> Choice | None:
         """Bisect over the number of actions. Peaks fall with it until results that come back at once dominate, so
         several are tried.
         """
@@ -209,20 +222,23 @@ class LeastTime:
 
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
         """Yield the plans of rules 2 and 3 that keep the budget."""
-        for copy_share in COPY_SHARES:
-            moved = self.orders.moved(copy_share)
-            if copy_share and not moved:
-                continue
-            for run_share in RUN_SHARES:
-                again = self.orders.cheapest_first(moved, run_share * self._saved_bytes)
-                yield from self.fewest(again, partial(_Choice, moved), budget_bytes)
-            yield from self.fewest(self.most_for_its_time(moved), partial(_Choice, moved, apart=True), budget_bytes)
+        for orders in self.all_orders:
+            for copy_share in COPY_SHARES:
+                moved = orders.moved(copy_share)
+                if copy_share and not moved:
+                    continue
+                for run_share in RUN_SHARES:
+                    again = orders.cheapest_first(moved, run_share * self._saved_bytes)
+                    yield from self.fewest(again, partial(Choice, moved, kept=orders.kept), budget_bytes)
+                if not orders.kept:
+                    yield from self.fewest(
+                        self.most_for_its_time(moved), partial(Choice, moved, apart=True), budget_bytes
+                    )
         for run_share in RUN_SHARES:
             let_go = dict.fromkeys(self.orders.cheapest_first((), run_share * self._saved_bytes))
-            rest = self._with_room(
-                [s for s in self.orders.actionable if s not in let_go]
-            )  # the first have longest to move
-            yield from self.fewest(rest, partial(_Choice, again=tuple(let_go)), budget_bytes)
+            rest = [s for s in self.orders.actionable if s not in let_go]
+            rest = self._with_room(rest)  # the first have longest to move
+            yield from self.fewest(rest, partial(Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
         """Yield plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
@@ -243,20 +259,53 @@ class LeastTime:
     def _saved_bytes(self) -> int:
         return sum(self.storages.bytes[s] for s in self.storages.saved)
 
-    def plan_for(self, budget_bytes: int | None) -> MemoryPlan:
-        """Return the best plan within a budget; without one, half the peak of keeping all. Raises `PlanError`."""
+    def plan_for(self, budget_bytes: int | None, *, quick: bool = False) -> MemoryPlan:
+        """Return the best plan within a budget, as `best`; without one, half the peak of keeping all."""
         if budget_bytes is None:
             budget_bytes = max(self.setting.keep_all_bytes // 2, self.least_peak.peak_bytes)
-        return self.best(budget_bytes)
+        return self.best(budget_bytes, quick=quick)
 
-    def best(self, budget_bytes: int) -> MemoryPlan:
-        """Return the plan of least predicted time within a budget. Raises `PlanError` where none keeps it."""
+    def best(self, budget_bytes: int, *, quick: bool = False) -> MemoryPlan:
+        """Return the plan of least predicted time within a budget; a `quick` one without rule 6.
+
+        Raises `PlanError` where none keeps it.
+        """
         planned = list(dict.fromkeys((*self.candidates(budget_bytes), *self.of_others(budget_bytes))))
         if not planned:
             if self.least_peak.peak_bytes > budget_bytes:
                 raise PlanError(self.shortfall(budget_bytes))
             return self.least_peak.plan
-        return self._trimmed(min(planned, key=self.time_ns), budget_bytes).plan
+        fastest = sorted(planned, key=self.time_ns)
+        better = [] if quick else [self._improved(each, budget_bytes) for each in self._starts(fastest)]
+        return self._trimmed(min([fastest[0], *better], key=self.time_ns), budget_bytes).plan
+
+    def _starts(self, fastest: Sequence[_Planned]) -> list[_Planned]:
+        """Return the fastest plans from which single changes are tried, of different choices."""
+        grouped = {each.choice: each for each in fastest if each.choice is not None and not each.choice.apart}
+        return list(grouped.values())[:IMPROVED]
+
+    def _improved(self, planned: _Planned, budget_bytes: int) -> _Planned:
+        """Return a plan after changes of single storages, or the plan itself where that is faster.
+
+        The estimate's budget follows what the allocator's simulation says of the first changes.
+        """
+        assert planned.choice is not None
+        orders = next(each for each in self.all_orders if each.kept == planned.choice.kept)
+        estimates = min(MOST_ESTIMATES, ESTIMATED_OPS // len(self.order))
+        best, choice, target = planned, planned.choice, planned.target_bytes
+        for _ in range(ROUNDS):
+            changed = self.planned(Exchange(self, orders, target, estimates).improved(choice), target)
+            assert changed.choice is not None
+            choice = changed.choice
+            left = budget_bytes - changed.peak_bytes
+            if left < 0:
+                target += left - round(LEAST_LEFT * budget_bytes)
+                continue
+            best = min(best, changed, key=self.time_ns)
+            if left < 2 * LEAST_LEFT * budget_bytes:
+                break
+            target += left - round(LEAST_LEFT * budget_bytes)
+        return best
 
     def time_ns(self, planned: _Planned) -> int:
         """Return the simulated step time, in ns."""
@@ -272,7 +321,7 @@ class LeastTime:
         ]:
             assert best.choice is not None
             again = tuple(s for s in best.choice.again if s != storage)
-            without = _Choice(best.choice.moved, again, best.choice.apart)
+            without = replace(best.choice, again=again)
             if self.floor_bytes(without) <= best.target_bytes:
                 planned = self.planned(without, best.target_bytes)
                 if planned.peak_bytes <= budget_bytes:
@@ -282,14 +331,14 @@ class LeastTime:
     @cached_property
     def least_peak(self) -> _Planned:
         """The plan with the smallest peak of these choices."""
-        choices = [_Choice((), ())]
-        for copy_share in COPY_SHARES:
-            moved = self.orders.moved(copy_share)
-            for run_share in RUN_SHARES:
-                again = self.orders.cheapest_first(moved, run_share * self._saved_bytes)
-                choices += [
-                    _Choice(moved, tuple(again[: round(len(again) * part)])) for part in (0.0, 0.5, 0.75, 0.9, 1.0)
-                ]
+        choices = [Choice((), ())]
+        for orders, copy_share, run_share in product(self.all_orders, COPY_SHARES, RUN_SHARES):
+            moved = orders.moved(copy_share)
+            again = orders.cheapest_first(moved, run_share * self._saved_bytes)
+            choices += [
+                Choice(moved, tuple(again[: round(len(again) * part)]), kept=orders.kept)
+                for part in (0.0, 0.5, 0.75, 0.9, 1.0)
+            ]
         tried = sorted(dict.fromkeys(choices), key=self.floor_bytes)[:LEAST_TRIED]
         return min((self.planned(choice, 0) for choice in tried), key=lambda each: each.peak_bytes)
 

@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.runs import Runs
+from gpusim.memplan.rebuild import Chain, chain
+from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import CopiesOut, OpTimes, last_forward_places
 
 #: Smallest storage worth an action, as a fraction of all saved bytes.
 SMALLEST_SHARE = 1e-4
+#: Bytes of saved storages that are computed from another one, over its own, from which on it is worth keeping.
+WORTH_KEEPING = 2.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Storages to move and storages to recompute."""
+
+    moved: tuple[int, ...]
+    again: tuple[int, ...]
+    apart: bool = False
+    """Whether each is recomputed for itself alone, so that nothing comes back before it is needed."""
+    kept: frozenset[int] = frozenset()
+    """Other storages that stay where recomputation reads them."""
+
+
+def worth_keeping(storages: Storages, chains: Mapping[int, Chain]) -> frozenset[int]:
+    """Return the storages that the step does not save, and from which much more is computed than they take.
+
+    In DenseNet, what a convolution adds is a small part of the many concatenations that it goes into.
+    """
+    saved = frozenset(storages.saved)
+    from_bytes: dict[int, int] = {}
+    for storage, each in chains.items():
+        recipe = storages.recipes[storage]
+        for source, unchanged in recipe.sources if recipe is not None else ():
+            if source in each.storages and source not in saved and unchanged:
+                from_bytes[source] = from_bytes.get(source, 0) + storages.bytes[storage]
+    return frozenset(s for s, size in from_bytes.items() if size >= WORTH_KEEPING * storages.bytes[s])
 
 
 class Orders:
-    """Orders for one step, computed once for all budgets."""
+    """Orders for one step, computed once for all budgets.
 
-    def __init__(self, setting: Setting, times: OpTimes) -> None:
+    `kept` are storages that the step does not save, and that may stay for recomputation.
+    """
+
+    def __init__(self, setting: Setting, times: OpTimes, kept: frozenset[int] = frozenset()) -> None:
         self.setting = setting
         self.storages = setting.storages
         self.times = times
+        self.kept = kept
         self._orders: dict[tuple[tuple[int, ...], float], list[int]] = {}
         self._moved: dict[float, tuple[int, ...]] = {}
 
@@ -31,9 +68,19 @@ class Orders:
         return tuple(s for s in self.storages.saved if size[s] >= least)
 
     @cached_property
+    def chains(self) -> Mapping[int, Chain]:
+        """Recomputation of each saved storage that has one, from all others and from what is kept."""
+        if not self.kept:
+            return self.setting.chains
+        there = self.kept.union(self.storages.saved)
+        found = {s: chain(self.storages, (s,), there.__contains__) for s in self.setting.chains}
+        return {s: each for s, each in found.items() if each is not None}
+
+    @cached_property
     def price_ns(self) -> dict[int, float]:
-        """Time to recompute each of them from all others, in ns."""
-        return {storage: self.setting.recompute_ns(storage) for storage in self.actionable}
+        """Time to recompute each of them from all others, in ns; infinite where impossible."""
+        solo_ns = self.setting.graph.solo_ns
+        return {s: sum(solo_ns[op] for op in self.chains[s].ops) if s in self.chains else inf for s in self.actionable}
 
     def density(self, storage: int) -> float:
         """Return the price per byte."""
@@ -68,9 +115,14 @@ class Orders:
         among = frozenset(self.actionable)
         return {
             s: tuple(sorted(frozenset().union(*(self.storages.touched[op] for op in each.ops)) & among - each.storages))
-            for s, each in self.setting.chains.items()
+            for s, each in self.chains.items()
             if s in among
         }
+
+    @cached_property
+    def cheapest(self) -> tuple[int, ...]:
+        """Those that can be recomputed, the cheapest per byte first."""
+        return tuple(sorted(self.sources, key=lambda s: (self.density(s), s)))
 
     def cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
         """Return the storages to recompute, cheapest per byte first (rule 3).
@@ -84,6 +136,5 @@ class Orders:
 
     def _cheapest_first(self, moved: Sequence[int], run_bytes: float) -> list[int]:
         gone = frozenset(moved)
-        rest = [s for s in self.actionable if s in self.sources and s not in gone]
         runs = Runs(self.sources, self.storages.bytes, run_bytes)
-        return [s for s in sorted(rest, key=lambda s: (self.density(s), s)) if runs.add(s)]
+        return [s for s in self.cheapest if s not in gone and runs.add(s)]
