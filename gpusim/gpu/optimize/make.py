@@ -239,6 +239,7 @@ class StepMaker:
                 kernels,
                 lambda trace: quick_ns(trace, self.executor, self.wanted),
                 lambda: begin + limit_s - perf_counter(),
+                self.say,
             )
             if not found:
                 return []

@@ -7,6 +7,7 @@ the two profiles.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,6 +71,8 @@ class Mix:
     choice: RegionChoice
     fused: set[int]
     predicted_ns: int
+    tries: int
+    """Number of choices predicted."""
 
     @property
     def text(self) -> str:
@@ -88,7 +91,11 @@ class Mix:
 
 
 def best_mix(
-    calls: Profiled, kernels: Sequence[Profiled], predict: Callable[[Trace], int], left_s: Callable[[], float]
+    calls: Profiled,
+    kernels: Sequence[Profiled],
+    predict: Callable[[Trace], int],
+    left_s: Callable[[], float],
+    say: Say,
 ) -> Mix | None:
     """Return the best choice of kernels by region, or None where none is predicted faster than each step alone.
 
@@ -100,6 +107,7 @@ def best_mix(
             choice = RegionChoice(calls, each, predict)
             if choice.is_worth_it():
                 found.append(choice.choose(left_s))
+                say(f"tried {counted(found[-1].tries, 'choice')} of kernels beside {each.captured.label}")
     best_ns = min((each.predicted_ns for each in (calls, *kernels)), default=0)
     found = [mix for mix in found if mix.predicted_ns <= (1 - GAIN_FRAC) * best_ns]
     return min(found, key=lambda mix: mix.predicted_ns, default=None)
@@ -128,18 +136,20 @@ class RegionChoice:
 
     def choose(self, left_s: Callable[[], float]) -> Mix:
         """Return the best choice found within the time left."""
-        chosen, best_ns = self._begin, self.best_ns
-        for numbers in sorted(self._classes, key=self._saved_ns, reverse=True):
-            if left_s() <= 0:
-                break
+        chosen, best_ns, tries = self._begin, self.best_ns, 0
+        waiting = deque(sorted(self._classes, key=self._saved_ns, reverse=True))
+        while waiting and left_s() > 0:
+            numbers = waiting.popleft()
             other = chosen.symmetric_difference(numbers)
             try:
                 predicted_ns = self.predict(self.trace(self.mixer.mixed(other)))
             except CaptureError:  # these regions would wait for each other
+                waiting.extend([number] for number in numbers if len(numbers) > 1)
                 continue
+            tries += 1
             if predicted_ns < best_ns:
                 chosen, best_ns = other, predicted_ns
-        return Mix(self, chosen, best_ns)
+        return Mix(self, chosen, best_ns, tries)
 
     def trace(self, mixed: Mixed) -> Trace:
         """Return a mixed step with the profiled times, as a sequential graph of both kinds of kernels would have."""

@@ -193,3 +193,21 @@ def test_a_mixed_step_that_cannot_be_kept_whole_has_no_entry(tmp_path: Path, mon
     assert step.gain.mixed
     assert any(line.startswith("not kept in the cache") for line in lines)
     assert list(tmp_path.glob("*.json")) == []
+
+
+def test_equal_regions_that_would_wait_for_each_other_are_exchanged_one_by_one() -> None:
+    """Two regions and no more than one of them with Inductor's kernels; each saves a nanosecond."""
+
+    class Regions:
+        def mixed(self, fused: set[int]) -> set[int]:
+            if len(fused) > 1:
+                raise CaptureError("these regions would wait for each other")
+            return fused
+
+    choice: Any = mix.RegionChoice.__new__(mix.RegionChoice)
+    timed = {"calls": 10, "kernels": 20}
+    choice.timed = {side: type("Timed", (), {"predicted_ns": ns}) for side, ns in timed.items()}
+    choice.mixer, choice.predict, choice.trace = Regions(), lambda fused: 10 - len(fused), lambda fused: fused
+    choice._classes, choice._saved_ns = [[0, 1]], len
+    best = choice.choose(lambda: 1.0)
+    assert (best.fused, best.predicted_ns, best.tries) == ({0}, 9, 1)
