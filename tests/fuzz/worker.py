@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -86,8 +87,8 @@ def answer_of(case: Case, folder: Path) -> Answer:
     return Answer(code, out[:20_000], err[:20_000], error, stack, problem, markup, seconds, max(0, grown))
 
 
-def _warm_up(home: Path) -> None:
-    for number, words in enumerate(WARM_UP):
+def _warm_up(home: Path, commands: Sequence[tuple[str, ...]]) -> None:
+    for number, words in enumerate(commands):
         folder = home / f"warm{number}"
         folder.mkdir()
         answer_of(Case("warm", words, {"trace.json": to_json(traces()[0])}), folder)
@@ -98,7 +99,7 @@ def serve(pipe: Connection, stand_in: str) -> None:
     """Answer until the other side closes."""
     home = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
-        _warm_up(home)
+        _warm_up(home, WARM_UP[:1] if stand_in else WARM_UP)  # nothing else is asked of a stand-in
         if stand_in:
             STAND_INS[stand_in]()
         pipe.send(("ready", str(home)))

@@ -29,7 +29,7 @@ NAMES = {
     "link": "[link=http://evil.example]click[/link]:smile:",
     "direction": "a\u202egnp.exe\u2066\u200f",
     "lines": "a\nVerdict. Worth it: 9x\r\n\u2028\tb",
-    "long": "n" * 10_000,
+    "long": "n" * 2_000,
     "formula": "=cmd|'/C calc'!A0",
     "page": "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;%{x}",
     "path": "../../../../../etc/passwd",
