@@ -7,11 +7,11 @@ import functools
 import gzip
 import json
 import random
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 from tests.fuzz.values import OPERATORS, Raw, anything, number, text
+from tests.support.bombs import repeated_gzip
 
 Path = tuple[str | int, ...]
 #: Longest list that a mutation makes; longer ones are covered by the bombs.
@@ -327,8 +327,5 @@ BOMBS = (b" ", b"[],", b"[", b"0,", b'"a",', b"\x00", b'{"a":1},')
 @functools.lru_cache(maxsize=4)
 def bomb(piece: bytes, mib: int) -> bytes:
     """Return gzip of a trace's beginning and `mib` MiB of one piece in an operator's arguments."""
-    packer = zlib.compressobj(level=9, wbits=31)
-    chunk = piece * (MIB // len(piece))
-    parts = [packer.compress(b'{"schema":"gpusim-trace/1","ops":[{"name":"a","target":"b","args":[')]
-    parts += [packer.compress(chunk) for _ in range(mib)]
-    return b"".join((*parts, packer.compress(b"0]}]}"), packer.flush()))
+    head = b'{"schema":"gpusim-trace/1","ops":[{"name":"a","target":"b","args":['
+    return repeated_gzip(head, piece * (MIB // len(piece)), mib, b"0]}]}")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from gpusim.sweep.spec import read_sweep
 from gpusim.trace.store import bundled_traces, parse_trace, read_trace
 from gpusim.validation.recipe import read_recipe
 from tests.cli.test_cli import Run, refused, run  # noqa: F401  (a fixture)
+from tests.support.bombs import repeated_gzip
 from tests.support.helpers import make_trace, op
 
 ROOT = Path(__file__).parents[2]
@@ -44,9 +44,7 @@ ENOUGH = 1 << 60
 def bomb(unit: bytes, megabytes: int) -> bytes:
     """Return an op's arguments of this size, gzipped."""
     head = b'{"schema":"gpusim-trace/1","ops":[{"name":"a","target":"t","args":['
-    packer = zlib.compressobj(level=9, wbits=31)
-    million = unit * (10**6 // len(unit))
-    return packer.compress(head) + b"".join(packer.compress(million) for _ in range(megabytes)) + packer.flush()
+    return repeated_gzip(head, unit * (10**6 // len(unit)), megabytes)
 
 
 BOMBS = {
