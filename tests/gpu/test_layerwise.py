@@ -137,6 +137,16 @@ def test_ranks_that_never_end_are_ended() -> None:
     assert ranks_left() == []
 
 
+def test_a_rank_ends_with_the_process_that_started_it() -> None:
+    """Its end of the pipe closes, also where that process is killed."""
+    program = "import time; from gpusim.gpu.layerwise.launch import end_with_starter as e; e(); time.sleep(600)"
+    rank = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, cwd=ROOT)
+    assert rank.stdin is not None
+    assert rank.poll() is None
+    rank.stdin.close()
+    assert rank.wait(timeout=100) == 1
+
+
 def ranks_left() -> list[str]:
     """Return processes that this process started and that are ranks of these tests."""
     found = []

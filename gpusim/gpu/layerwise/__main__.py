@@ -23,7 +23,7 @@ from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
 from gpusim.formats.topology import check_gpus, default_topology
 from gpusim.gpu.layerwise.check import compare_plan
-from gpusim.gpu.layerwise.launch import launch
+from gpusim.gpu.layerwise.launch import end_with_starter, launch
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed
@@ -89,6 +89,8 @@ def join() -> torch.device:
     if on_gpus:
         torch.cuda.set_device(device)
     store = os.environ.get("GPUSIM_RANKS_FILE")
+    if store:
+        end_with_starter()
     dist.init_process_group(
         "nccl" if on_gpus else "gloo",
         init_method=f"file://{store}" if store else "env://",

@@ -1,6 +1,7 @@
 """Start the ranks of a plan on this machine, watch them, and end all as soon as one fails.
 
-Like `torchrun`, but without a port (ranks meet at a file), and with errors of one line.
+Like `torchrun`, but without a port (ranks meet at a file), and with errors of one line. A rank's standard input is a
+pipe from here, which ends with this process: then the rank ends too (`end_with_starter`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +56,7 @@ def _start(rank: int, gpus: int, module: str, arguments: Sequence[str], folder: 
     with (folder / f"{rank}.out").open("wb") as output, (folder / f"{rank}.err").open("wb") as errors:
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
             env=environment,
@@ -90,6 +92,17 @@ def _last_words(folder: Path, rank: int) -> str:
     return shortened(lines[-1].strip(), _WORDS) if lines else "without a word"
 
 
+def end_with_starter() -> None:
+    """End this rank once the process that started it is gone, however it ended."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     """End the ranks that still run."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -99,6 +112,9 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         until = time.monotonic() + _END_S
         while any(rank.poll() is None for rank in left) and time.monotonic() < until:
             time.sleep(_LOOK_S)
+    for rank in ranks:
+        if rank.stdin is not None:
+            rank.stdin.close()
 
 
 def _signal(rank: subprocess.Popen[bytes], number: signal.Signals) -> None:
