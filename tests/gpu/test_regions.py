@@ -28,6 +28,7 @@ from gpusim.plan.sync import program_order_releases
 from gpusim.policies.random_schedules import random_schedule
 from gpusim.trace.check import check_trace
 from tests.gpu.test_inductor import TOLERANCE, TRAINED
+from tests.support.chains import with_chains
 from tests.support.helpers import make_trace, with_kernels
 from tests.support.networks import CPU, NETWORKS, OnCpu, fused_on_cpu, on_cpu
 
@@ -107,6 +108,22 @@ def test_the_layout_of_eager_has_borders_between_convolutions_and_the_kernels_be
     other = Mixing(plain, fused_on_cpu("branches", "infer"))
     assert len(mixing.regions.regions) > len(other.regions.regions)
     mixing.check_all()
+
+
+@pytest.mark.parametrize("name", ["heads", "branches"])
+def test_calls_of_a_mixed_step_are_fused_as_those_of_aten(name: str) -> None:
+    """Convolutions with what follows them, as variants that cover it, where the regions run ATen's calls."""
+    mixing = Mixing(on_cpu(name, "infer"), fused_on_cpu(name, "infer"))
+    recorded, trace = mixing.mixed(())
+    timed = with_chains(with_kernels(trace))
+    chosen = [len(op.variants) for op in timed.ops]
+    assert any(chosen)
+    runner = Runner(timed, CPU, own=True)
+    runner.bind(InitialState.copy_of(recorded.initial).tensors)
+    runner.choose(chosen)
+    runner.run_in_order()
+    results = {index: runner.tensors[index] for index in recorded.final}
+    assert max(errors(trace, results, recorded.final, {}, TOLERANCE).values()) <= TOLERANCE
 
 
 # --- The rules, by hand ---

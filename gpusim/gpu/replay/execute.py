@@ -119,7 +119,7 @@ class Runner:
         """Return an op's decoded arguments; None for the tensors `without`."""
         node = self.trace.ops[op]
         if self._lazy:
-            self._make_views(op)
+            self._make_views(op, without)
         kwargs = {key: decode(value, self.tensors, self.device, without) for key, value in node.kwargs.items()}
         args = decode(list(node.args), self.tensors, self.device, without)
         if torch.Tag.inplace_view in getattr(self.functions[op], "tags", ()):
@@ -228,12 +228,14 @@ class Runner:
             if self.tensors[index] is None:
                 self.tensors[index] = self._memory_view(index, writing=True)
 
-    def _make_views(self, op: int) -> None:
-        """Make the arguments of an op that are further views of existing memory, or of memory that the op writes."""
+    def _make_views(self, op: int, without: Container[int] = ()) -> None:
+        """Make the arguments of an op that are further views of existing memory, or of memory that the op writes; none
+        for the tensors `without`.
+        """
         node = self.trace.ops[op]
         written = {self.trace.tensors[index].storage for index in node.writes}
         for index in tensor_refs([*node.args, *node.kwargs.values()]):
-            if self.tensors[index] is None:
+            if self.tensors[index] is None and index not in without:
                 self.tensors[index] = self._memory_view(index, writing=self.trace.tensors[index].storage in written)
 
     def _memory_view(self, index: int, writing: bool) -> torch.Tensor:
