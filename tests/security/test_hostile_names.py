@@ -181,12 +181,12 @@ def test_names_on_the_command_line_are_values_too(say: Any, name: str) -> None:
     word = name or "x"
     say("simulate", word, codes=(2,))
     for option in ("--policy", "--hw", "--engine", "--launch", "--schedule"):
-        say("simulate", "googlenet-train-b8", option, word, codes=(2,))
+        say("simulate", "squeezenet1_1-infer-b1", option, word, codes=(2,))
     for number in ("inf", "nan", "1" * 400):
-        say("explore", "googlenet-train-b8", "--memory", number, codes=(2,))
+        say("explore", "squeezenet1_1-infer-b1", "--memory", number, codes=(2,))
     say(f"no-{word}", codes=(2,))
     say("simulate", f"--no-{word}", codes=(2,))
     say("figure", word, "t.json", codes=(2,))
-    say("explain", "googlenet-train-b8", "--window", f"{word}:{word}", codes=(2,))
-    say("explain", "googlenet-train-b8", "--ops", "9" * 5_000 + ",1", codes=(2,))
-    say("explain", "googlenet-train-b8", "--window", "1" * 5_000 + "us:" + "2" * 5_000 + "us", codes=(2,))
+    say("explain", "squeezenet1_1-infer-b1", "--window", f"{word}:{word}", codes=(2,))
+    say("explain", "squeezenet1_1-infer-b1", "--ops", "9" * 5_000 + ",1", codes=(2,))
+    say("explain", "squeezenet1_1-infer-b1", "--window", "1" * 5_000 + "us:" + "2" * 5_000 + "us", codes=(2,))
