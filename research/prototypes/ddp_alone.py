@@ -77,7 +77,7 @@ class StandIn:
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             future.set_result(buffer)
             return future
-        future = torch.futures.Future(devices=[self.device])
+        future = torch.futures.Future(devices=[torch.device("cuda", torch.cuda.current_device())])
         size = buffer.numel() * buffer.element_size()
         dur_ns = time_ns(self.topology, "all_reduce", size, members(range(self.gpus), self.topology.gpus_per_node))
         self.stream.wait_stream(torch.cuda.current_stream())
