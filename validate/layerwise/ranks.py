@@ -6,6 +6,9 @@ its communication replaced by nothing. The plan `layer` is searched with the sha
 of time, the same command goes on where it was. Cases of a results file in FOLDER are not run again; new ones are in
 `parallel_<gpu>_<date>.json` once each is done.
 
+`predicted_ns` and `measured_ns` are the slowest rank's computation. `predicted_step_ns` is a whole simulated step,
+communication included and no optimizer; no step is measured here, so nothing is compared with it.
+
 `--quick` runs small networks, on a CPU where there is no GPU: a test of this script.
 """
 
