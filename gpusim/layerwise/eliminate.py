@@ -12,7 +12,7 @@ lower bound from smaller tables (mini-buckets), and a choice improved layer by l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,16 +117,29 @@ def _reduce(costs: list[Floats], links: dict[int, dict[int, Floats]]) -> tuple[l
 
 def between(left: Floats, costs: Floats, right: Floats) -> tuple[Floats, np.ndarray]:
     """Node elimination (equation 2): the least of left[i, j] + costs[j] + right[j, k] over j, and its j."""
-    rows, columns = left.shape[0], right.shape[1]
-    table = np.empty((rows, columns))
-    best = np.empty((rows, columns), np.int32)
+    table = np.empty((left.shape[0], right.shape[1]))
+    best = np.empty(table.shape, np.int32)
+    for rows, total in _totals(left, costs, right):
+        best[rows] = total.argmin(axis=2)
+        table[rows] = np.take_along_axis(total, best[rows, :, None], axis=2)[:, :, 0]
+    return table, best
+
+
+def least_between(left: Floats, costs: Floats, right: Floats) -> Floats:
+    """Return the table of `between` alone, which takes less than half of the time."""
+    table = np.empty((left.shape[0], right.shape[1]))
+    for rows, total in _totals(left, costs, right):
+        table[rows] = total.min(axis=2)
+    return table
+
+
+def _totals(left: Floats, costs: Floats, right: Floats) -> Iterator[tuple[slice, Floats]]:
+    """Iterate over some rows at a time, with left[i, j] + (costs[j] + right[j, k]) in the order i, k, j."""
     step = max(1, _PIECE // max(1, right.size))
     behind = (costs[:, None] + right).T
-    for start in range(0, rows, step):
-        total = left[start : start + step, None, :] + behind[None]
-        best[start : start + step] = total.argmin(axis=2)
-        table[start : start + step] = np.take_along_axis(total, best[start : start + step, :, None], axis=2)[:, :, 0]
-    return table, best
+    for start in range(0, left.shape[0], step):
+        rows = slice(start, start + step)
+        yield rows, left[rows, None, :] + behind[None]
 
 
 def _eliminate_many(

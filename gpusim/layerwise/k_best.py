@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from gpusim.layerwise.communication import Floats
-from gpusim.layerwise.eliminate import Pair, between, cost_of, solve
+from gpusim.layerwise.eliminate import Pair, cost_of, least_between, solve
 
 #: Above the cost of any choice, while sums of it stay finite.
 FORBIDDEN: Final = 1e30
@@ -140,7 +140,8 @@ def _beliefs(rest: Floats, left: Floats, own: Floats, right: Floats) -> tuple[Fl
     with_second = np.full((len(own), columns), np.inf)
     step = max(1, _PIECE // max(1, right.size))
     for start in range(0, rows, step):
-        total = rest[start : start + step, None, :] + left[start : start + step, :, None] + right[None]
+        total = rest[start : start + step, None, :] + left[start : start + step, :, None]
+        total += right
         with_first[start : start + step] = total.min(axis=2)
         with_second = np.minimum(with_second, total.min(axis=0))
     with_first = with_first + own[None, :]
@@ -176,7 +177,7 @@ def _reduced(
             costs[near[0]] = costs[near[0]] + message
         else:
             left, right = links[near[0]][node], links[node][near[1]]
-            table, _ = between(left, own, right)
+            table = least_between(left, own, right)
             steps.append(_Step(node, near, own, left, right, table))
             if near[1] in links[near[0]]:
                 table = links[near[0]][near[1]] + table
