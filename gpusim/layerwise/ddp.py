@@ -56,7 +56,7 @@ def parameters_of(layer: Layer) -> int:
     count = 0
     for op in layer.ops:
         count += int(op.kind in ("convolution", "linear")) + int(bool(op.options.get("bias")))
-        count += 2 * int(op.kind in ("batch_norm", "layer_norm"))
+        count += 2 * int(op.kind in ("batch_norm", "layer_norm")) + int(op.kind == "channel_scale")
     return count
 
 
