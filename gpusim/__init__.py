@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from gpusim.memplan.compare import MemoryComparison
     from gpusim.memplan.plan import MemoryPlan
     from gpusim.plan.schedule import Schedule
-    from gpusim.search.explore import Explored
+    from gpusim.search.explored import Explored
     from gpusim.search.verdict import Verdict
     from gpusim.step import Step, load
 
@@ -167,7 +167,7 @@ _DEFINED_IN = {
     "gpusim.plan.schedule": ("Schedule",),
     "gpusim.bounds.bounds": ("Bounds",),
     "gpusim.analysis.explain": ("Explained",),
-    "gpusim.search.explore": ("Explored",),
+    "gpusim.search.explored": ("Explored",),
     "gpusim.analysis.limits": ("Limits",),
     "gpusim.search.verdict": ("Verdict",),
     "gpusim.analysis.simulation": ("Simulated",),

@@ -29,7 +29,8 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
 from gpusim.search.budget import SEARCH
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.trace.store import read_trace
 from gpusim.validation.recipe import WITHOUT_VARIANTS
 

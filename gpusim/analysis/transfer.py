@@ -17,7 +17,8 @@ from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.search.budget import Report
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.units import counted, format_ns
 
 #: Maximum number of traces times GPUs: each is explored, and each schedule is simulated on all of them.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpusim.memplan.measured import MemorySnapshot
     from gpusim.plan.schedule import Schedule
     from gpusim.policies.registry import RegisteredPolicy
-    from gpusim.search.explore import Explored
+    from gpusim.search.explored import Explored
     from gpusim.search.trial import Trial
 
 

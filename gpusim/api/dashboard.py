@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpusim.plan.schedule import Schedule
     from gpusim.policies.registry import RegisteredPolicy
     from gpusim.search.background import Exploration as Exploration
-    from gpusim.search.explore import Row as Row
+    from gpusim.search.explored import Row as Row
     from gpusim.validation.statistics import Fidelity
 
 #: Results files with times of fused kernels: they have other ways to run a step as baselines.
@@ -119,7 +119,7 @@ def explore_beside(
 ) -> Exploration:
     """Start an exploration in a separate process."""
     from gpusim.search.background import Exploration as Exploration
-    from gpusim.search.explore import Row as Row
+    from gpusim.search.explored import Row as Row
     from gpusim.search.variants import parse_splits
 
     splits = parse_splits(partitions, streams, step.hardware.limits.sms) if partitions else ()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gpusim.memplan.compare import MemoryComparison
     from gpusim.memplan.plan import MemoryPlan
     from gpusim.plan.schedule import Schedule
-    from gpusim.search.explore import Explored, Row
+    from gpusim.search.explored import Explored, Row
 
 OBJECTIVES = ("simulated", "additive")
 

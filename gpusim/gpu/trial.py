@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from gpusim.errors import OptionError
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
-from gpusim.search.explore import Explored
+from gpusim.search.explored import Explored
 from gpusim.search.trial import Trial, contenders
 
 SEQUENTIAL = "sequential"

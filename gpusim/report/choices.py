@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusim.search.explore import Explored
+from gpusim.search.explored import Explored
 from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.units import format_ns
 

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from gpusim.search.explore import Row
+from gpusim.search.explored import Row
 from gpusim.text import csv_cell
 
 CSV_FIELDS = ("trace", "hardware", "calibrated", "policy", "streams", "makespan_ns", "speedup", "peak_bytes")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from gpusim.io.files import Document
 
 if TYPE_CHECKING:
-    from gpusim.search.explore import Explored, Row
+    from gpusim.search.explored import Explored, Row
     from gpusim.search.verdict import Verdict
 
 
 class SummaryRow(Document, frozen=True, kw_only=True):
-    """Numbers of one schedule; see `gpusim.search.explore.Row`."""
+    """Numbers of one schedule; see `gpusim.search.explored.Row`."""
 
     policy: str
     streams: int

@@ -15,7 +15,7 @@ from gpusim.policies.registry import RegisteredPolicy
 from gpusim.report.choices import choices_document, choices_lines
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
-from gpusim.search.explore import Explored
+from gpusim.search.explored import Explored
 from gpusim.search.verdict import best_way
 from gpusim.text import visible
 from gpusim.units import GIB, format_bytes, format_ns, format_times_ns

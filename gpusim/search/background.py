@@ -23,7 +23,8 @@ from gpusim.errors import GpusimError, WorkerError
 from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
 from gpusim.search.budget import SEARCHED
-from gpusim.search.explore import Explored, Row, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored, Row
 from gpusim.search.interrupt import Cancelled
 
 #: Increment of `nice` for the search.

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from gpusim.formats.measurement import Measurement
 from gpusim.search.budget import SEARCHED
-from gpusim.search.explore import Explored, Row
+from gpusim.search.explored import Explored, Row
 
 #: Number of schedules tried per search and stream count; the best ones are neighbours and much alike.
 _OF_A_SEARCH = 2

@@ -22,7 +22,8 @@ from gpusim.plan.schedule import Schedule
 from gpusim.policies.random_schedules import RANDOM, random_schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.search.budget import PARTITIONS, SEARCH, SEARCHED, VARIANTS
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.search.trial import contenders
 from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace

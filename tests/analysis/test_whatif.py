@@ -48,7 +48,8 @@ from gpusim.report.waiting import waiting_chain, waiting_text
 from gpusim.rules.start_interference import lost_ns
 from gpusim.search.background import Exploration
 from gpusim.search.budget import SEARCH
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.trace.store import load_trace, other_batches, write_trace
 from tests.support.helpers import build_graph, chain_trace, make_hardware, make_trace, op, wide_trace
 

@@ -22,7 +22,8 @@ from gpusim.gpu.trial import try_best
 from gpusim.plan.schedule import Schedule
 from gpusim.report.trial_table import print_trial, trial_document
 from gpusim.search.budget import SEARCH, VARIANTS
-from gpusim.search.explore import Explored, Row, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored, Row
 from gpusim.search.trial import contenders
 from gpusim.trace.store import write_trace
 from tests.support.helpers import build_graph, make_hardware, wide_trace

@@ -11,7 +11,8 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.l2_cache import Touched, touched
 from gpusim.plan.schedule import Schedule
 from gpusim.rules.l2_cache import USABLE_SHARE
-from gpusim.search.explore import Row, choose
+from gpusim.search.explore import choose
+from gpusim.search.explored import Row
 from gpusim.search.verdict import verdict
 from gpusim.trace.store import load_trace
 from tests.support.helpers import make_hardware, make_trace, op

@@ -19,7 +19,8 @@ from gpusim.report.figures.limits import limits_figure, usual_top
 from gpusim.report.figures.output import PNG_TIMEOUT_S, figure_png
 from gpusim.report.figures.theme import DARK, LIGHT, SIDE_ENTRY, Theme, us_text
 from gpusim.report.waterfall import limit_rows
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from tests.support.drawing import (
     all_figures,
     annotations,

@@ -16,7 +16,7 @@ from gpusim.errors import FigureError, OutputError
 from gpusim.formats.results import read_results
 from gpusim.report.figures.explored import bounds_figure, gain_figure
 from gpusim.report.figures.output import check_png, figure_html, write_html, write_png
-from gpusim.search.explore import Explored
+from gpusim.search.explored import Explored
 from gpusim.trace.store import write_trace
 from tests.support.drawing import (
     ROOT,

@@ -12,7 +12,8 @@ import pytest
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Trace
 from gpusim.report.tables import explored_document, print_explored
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.search.verdict import best_way
 from tests.support.helpers import Step, build_graph, chain_trace, kernel, make_hardware, make_trace, op, wide_trace
 

@@ -20,7 +20,8 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search import explore as exploring
 from gpusim.search import priorities as local
-from gpusim.search.explore import SEARCH_MARGIN, Explored, choose, explore
+from gpusim.search.explore import choose, explore
+from gpusim.search.explored import SEARCH_MARGIN, Explored
 from gpusim.search.priorities import BATCH, SHARES, Found, local_search
 from gpusim.search.verdict import verdict
 from tests.support.helpers import (

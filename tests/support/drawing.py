@@ -30,7 +30,8 @@ from gpusim.report.figures.limits import limits_figure, parallelism_figure
 from gpusim.report.figures.theme import Theme
 from gpusim.report.figures.timeline import Look, timeline_figure
 from gpusim.report.figures.transfer import transfer_figure
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from tests.support.helpers import build_graph, make_hardware, wide_trace
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,8 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.random_schedules import random_schedule
 from gpusim.policies.registry import POLICIES
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.trace.store import write_trace
 from gpusim.validation import chosen as chosen_module
 from gpusim.validation.chosen import choose_schedules, hardware_of

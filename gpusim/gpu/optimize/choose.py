@@ -20,7 +20,8 @@ from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
-from gpusim.search.explore import Explored, explore
+from gpusim.search.explore import explore
+from gpusim.search.explored import Explored
 from gpusim.search.trial import contenders
 from gpusim.units import format_bytes
 

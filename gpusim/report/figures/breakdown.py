@@ -13,7 +13,7 @@ from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, escape,
 from gpusim.units import MIB, counted
 
 if TYPE_CHECKING:
-    from gpusim.search.explore import Row
+    from gpusim.search.explored import Row
 
 #: Bars per panel; further parts are one bar, "others".
 BARS = 10

@@ -15,7 +15,7 @@ from gpusim.report.waterfall import gain_rows, longest_ns
 from gpusim.units import counted
 
 if TYPE_CHECKING:
-    from gpusim.search.explore import Explored
+    from gpusim.search.explored import Explored
 
 #: Heights of a bar and around the bars, in pixels.
 BAR, AROUND = 30, 170

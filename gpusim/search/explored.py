@@ -1,0 +1,239 @@
+"""Result of an exploration: its rows, the recommended one, and what follows from that choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from gpusim.bounds.bounds import Bounds, bounds
+from gpusim.engine.base import Timeline
+from gpusim.engine.evaluate import Evaluator
+from gpusim.engine.reference import ReferenceEngine
+from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.trace import Trace
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.plan import MemoryPlan, write_memory_plan
+from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule, write_schedule
+from gpusim.policies.shared.list_scheduling import FastLists
+from gpusim.search.budget import SEARCHED
+from gpusim.search.variants import PartitionsTried, VariantsTried
+from gpusim.search.verdict import Verdict, verdict, verdict_rows
+from gpusim.units import counted, format_ns
+
+#: Predicted lead over every policy that a searched schedule needs to be recommended. A search also exploits errors of
+#: the model: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and were 0.2 %
+#: better, the worst 4 % slower (research/2026-11-23-fidelity.md). A trial on the GPU needs no such margin.
+SEARCH_MARGIN = 0.06
+
+
+@dataclass(frozen=True, repr=False)
+class Row(ShortRepr):
+    """One simulated schedule."""
+
+    policy: str
+    streams: int
+    makespan_ns: int
+    speedup: float
+    """Speed-up over the sequential graph."""
+    peak_bytes: int
+    schedule: Schedule
+    plan: MemoryPlan | None = None
+    """Memory actions of the schedule, with its streams and order; None if it has none."""
+
+
+@dataclass(frozen=True, repr=False)
+class Attribution(ShortRepr):
+    """Attribution of the gain from eager to the best schedule, in ns saved."""
+
+    eager_ns: int | None
+    """Eager time measured at capture; None if not measured, or on another GPU."""
+    launch_ns: int | None
+    """Time saved by launching the same kernels from a CUDA graph."""
+    concurrency_ns: int
+    """Time saved by streams alone, with ops in recorded order."""
+    kernels_ns: int
+    """Time saved by other kernels; 0 if the best schedule runs the captured ones."""
+    order_ns: int
+    """Time saved by a better order and placement on as many streams."""
+    memory_ns: int = 0
+    """Time saved by memory actions, negative as they cost time; 0 if the best schedule has none."""
+
+
+@dataclass(frozen=True, repr=False)
+class Explored:
+    """Result of `gpusim explore`."""
+
+    graph: OpGraph
+    rows: tuple[Row, ...]
+    best: Row
+    sequential_ns: int
+    bounds: Bounds
+    attribution: Attribution
+    verdict: Verdict
+    evaluations: int
+    interrupted: bool
+    seed: int
+    variants: VariantsTried | None = None
+    """Gain of variants; None if the trace has none."""
+    partitions: tuple[PartitionsTried, ...] = ()
+    """Gains of the tried splits of the SMs."""
+    memory_limit_bytes: int | None = None
+    """Memory limit of the best schedule."""
+    left_out: tuple[str, ...] = ()
+    """Policies left out as too slow on a large step, and the search."""
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Timeline of the recommended schedule, recorded by the reference engine on first use."""
+        if self.best.plan is not None:
+            evaluator = MemoryEvaluator(self.graph, ReferenceEngine())
+            return evaluator.time(evaluator.program(self.best.plan), memory=True)
+        return ReferenceEngine().run(lower(self.graph, self.schedule), self.graph.hardware)
+
+    @property
+    def trace(self) -> Trace:
+        """Trace of the explored step."""
+        return self.graph.trace
+
+    @property
+    def hardware(self) -> HardwareModel:
+        """Hardware model, anchored to the trace."""
+        return self.graph.hardware
+
+    @property
+    def schedule(self) -> Schedule:
+        """Recommended schedule, without its memory actions (`memory_plan` has them)."""
+        return self.best.schedule
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """Recommended schedule with its memory actions; None if it has none."""
+        return self.best.plan
+
+    def best_of(self, policy: str) -> Row:
+        """Return the fastest row of a policy."""
+        return min((row for row in self.rows if row.policy == policy), key=lambda row: row.makespan_ns)
+
+    @property
+    def allowed(self) -> list[Row]:
+        """Return the rows that keep the memory limit."""
+        limit = self.memory_limit_bytes
+        return [row for row in self.rows if limit is None or row.peak_bytes <= limit]
+
+    @property
+    def passed_over(self) -> Row | None:
+        """Searched schedule predicted faster than the recommended one; None if there is none."""
+        searched = [row for row in self.allowed if row.policy in SEARCHED and row.makespan_ns < self.best.makespan_ns]
+        return min(searched, key=lambda row: row.makespan_ns, default=None)
+
+    @property
+    def passed_over_reason(self) -> str:
+        """Reason why `passed_over` is not recommended, as a clause; empty if there is none."""
+        if self.passed_over is None:
+            return ""
+        if self.best.policy == "sequential":
+            return "its gain is within the model's uncertainty"
+        return f"its lead is smaller than the model's known optimism ({100 * SEARCH_MARGIN:.0f} %)"
+
+    def with_best(self, row: Row) -> Explored:
+        """Return the same exploration with another row as the best, as found by a trial on the GPU."""
+        concluded = conclude(self.graph, row, self.sequential_ns, bounds(self.graph), self.memory_limit_bytes)
+        return dataclasses.replace(
+            self, best=row, bounds=concluded.bounds, attribution=concluded.attribution, verdict=concluded.verdict
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the recommended schedule as a file for `gpusim.replay` and `gpusim.simulate`. Raises `OutputError`.
+
+        A schedule with memory actions is written as a memory plan.
+        """
+        if self.best.plan is not None:
+            write_memory_plan(self.best.plan, self.trace, Path(path))
+            return
+        write_schedule(self.schedule, self.trace, Path(path))
+
+    def __repr__(self) -> str:
+        where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"
+        worth = "worth it" if self.verdict.worth_it else "not worth it"
+        return short_repr(
+            "Explored", f"{where}: {self.best.speedup:.2f}x with {counted(self.best.streams, 'stream')}, {worth}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.label, format_ns(row.time_ns), "measured" if row.measured else "predicted", row.advice)
+            for row in self.verdict.rows
+        ]
+        title = f"{self.trace.name} on {self.hardware.label}: {self.verdict.sentence}"
+        return html_table(title, ("way", "time", "", "advice"), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """Values that depend on the choice of the best row."""
+
+    bounds: Bounds
+    attribution: Attribution
+    verdict: Verdict
+
+
+def conclude(
+    graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds, memory_limit_bytes: int | None
+) -> Conclusion:
+    """Return attribution and verdict for the best row; `bound` holds for the captured kernels."""
+    trace, hardware, schedule = graph.trace, graph.hardware, best.schedule
+    if schedule.variants:
+        bound = bounds(graph.choosing(schedule.variants))
+    if schedule.partitions:  # each has its own oldest kernel, unknown to that bound
+        bound = dataclasses.replace(bound, contention_ns=0)
+    streams = schedule.stream_count if best.plan else best.streams
+    program_ns = min(_recorded_order_ns(graph, streams), sequential_ns)
+    chosen_ns = _recorded_order_ns(graph.choosing(schedule.variants), streams) if schedule.variants else None
+    kernels_ns = 0 if chosen_ns is None else program_ns - chosen_ns
+    plain_ns = Evaluator(graph).makespan_ns(schedule) if best.plan else best.makespan_ns
+    truth = trace.ground_truth if trace.provenance.gpu.name == hardware.gpu else None
+    return Conclusion(
+        bounds=bound,
+        attribution=Attribution(
+            eager_ns=truth.eager.median_ns if truth else None,
+            launch_ns=truth.eager.median_ns - sequential_ns if truth else None,
+            concurrency_ns=sequential_ns - program_ns,
+            kernels_ns=kernels_ns,
+            order_ns=program_ns - kernels_ns - plain_ns,
+            memory_ns=plain_ns - best.makespan_ns,
+        ),
+        verdict=verdict(
+            hardware,
+            sequential_ns,
+            best.makespan_ns,
+            best.policy,
+            best.streams,
+            bound,
+            graph.may_lose_cache,
+            schedule.has_variants,
+            verdict_rows(
+                graph,
+                schedule,
+                sequential_ns,
+                best.makespan_ns,
+                truth.eager.median_ns if truth else None,
+                best.streams if best.plan else None,
+            ),
+            estimated=bool(trace.provenance.estimated),
+            small_products=graph.small_products,
+            within_bytes=memory_limit_bytes if best.plan else None,
+        ),
+    )
+
+
+def _recorded_order_ns(graph: OpGraph, streams: int) -> int:
+    """Return the predicted time with ops in recorded order, each on the stream that becomes free first."""
+    program = FastLists(graph).schedule(streams, -np.arange(len(graph), dtype=np.float64), 0.0).schedule
+    return Evaluator(graph).makespan_ns(program)
