@@ -17,6 +17,7 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import capuchin
 from gpusim.memplan.policies.checkpoint import checkpoint
 from gpusim.memplan.policies.least_time import LeastTime, least_time
+from gpusim.memplan.policies.olla import olla
 from gpusim.memplan.policies.vdnn import vdnn_all
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.storages import Storages
@@ -117,7 +118,7 @@ def test_any_budget_between_least_and_most_is_kept_and_nobody_compared_is_faster
     budget = round(least + share * (most - least))
     outcome = evaluator.evaluate(least_time(setting_of(trace, budget)))
     assert outcome.peak_bytes <= budget
-    for policy in (capuchin, checkpoint):
+    for policy in (capuchin, checkpoint, olla):
         other = evaluator.evaluate(policy(setting_of(trace, budget)))
         if other.peak_bytes <= budget:
             assert outcome.step_ns <= other.step_ns

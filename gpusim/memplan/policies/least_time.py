@@ -11,7 +11,7 @@ Source: this project. The rules:
    computed on the way to another one stays for its own use, and no more than a limit comes back like that at once; or
    each is computed for itself alone. What the step does not save may stay for that where much more is computed from it
    than it takes.
-4. *Others.* Capuchin's plan for the budget and checkpoints at every k-th cut are tried beside these.
+4. *Others.* Capuchin's plan for the budget, checkpoints at every k-th cut, and OLLA's order are tried beside these.
 5. *Choice.* For several shares of rule 2 and limits of rule 3, the fewest storages that keep the budget are found by
    bisection on the allocator's simulation; the engine's simulated step time decides among all plans. Of the winner,
    recomputations are taken back one by one where the budget still holds.
@@ -39,6 +39,7 @@ from gpusim.memplan.policies.capuchin import by_msps, capuchin
 from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.exchange import Exchange
 from gpusim.memplan.policies.layrub import weights_first
+from gpusim.memplan.policies.olla import olla
 from gpusim.memplan.policies.orders import Choice, Orders, worth_keeping
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
@@ -241,18 +242,19 @@ class LeastTime:
             yield from self.fewest(rest, partial(Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
-        """Yield plans of Capuchin for this budget, and of checkpoints at every k-th cut, that keep it."""
+        """Yield plans of Capuchin for this budget, of checkpoints at every k-th cut, and of OLLA, that keep it."""
         setting = replace(self.setting, budget_bytes=budget_bytes)
         within, _ = within_pinned(self.storages, capuchin(setting), self.setting.pinned_bytes)
-        for plan, peak_bytes in [(within, self.setting.peak_bytes(within)), *self._segmented]:
+        for plan, peak_bytes in [(within, self.setting.peak_bytes(within)), *self._unchanging]:
             if peak_bytes <= budget_bytes:
                 yield _Planned(None, budget_bytes, plan, peak_bytes)
 
     @cached_property
-    def _segmented(self) -> list[tuple[MemoryPlan, int]]:
-        """Checkpoints at every k-th cut, with the peak of each."""
+    def _unchanging(self) -> list[tuple[MemoryPlan, int]]:
+        """Plans that are the same for all budgets, with the peak of each."""
         points = cuts(self.storages)
         plans = [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
+        plans.append(olla(self.setting))
         return [(plan, self.setting.peak_bytes(plan)) for plan in plans]
 
     @cached_property
