@@ -59,7 +59,7 @@ def timeline(sample: Choice) -> None:
     """Compute the timeline of the schedule that the short exploration recommends."""
     from gpusim_dashboard import results
 
-    results.explained_of(sample, results.quick_of(sample).schedule)
+    results.explained_of(sample, results.quick_of(sample).best.schedule)
 
 
 def what_if(sample: Choice) -> None:

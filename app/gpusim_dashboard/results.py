@@ -65,7 +65,8 @@ def _explored(content: str, hardware: str, streams: int, _choice: Choice) -> gpu
             explored = gpusim.explore(
                 step_of(_choice), streams=streams, budget_s=QUICK_BUDGET_S, evaluations=QUICK_EVALUATIONS
             )
-            kept.save(_choice, explored, breakdown_of(_choice), concurrency_of(_choice, explored.schedule), *kept.QUICK)
+            together = concurrency_of(_choice, explored.best.schedule)
+            kept.save(_choice, explored, breakdown_of(_choice), together, *kept.QUICK)
     return explored
 
 

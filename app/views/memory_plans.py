@@ -1,4 +1,4 @@
-"""Memory plans: policies that offload or recompute, time against memory, and whether the step fits the GPU."""
+"""Memory plans: policies that offload or recompute, time against memory, whether the step fits, and one plan's run."""
 
 import streamlit as st
 from gpusim_dashboard import html, results, view
@@ -8,7 +8,9 @@ from gpusim_dashboard.choice import current
 
 import gpusim
 from gpusim.api.dashboard import category_bytes
+from gpusim.report.figures.comparisons import memory_figure
 from gpusim.report.figures.memory_front import memory_front_figure
+from gpusim.report.figures.timeline import Look, timeline_figure
 from gpusim.units import MIB, NS_PER_MS, format_bytes, format_ns
 
 
@@ -18,16 +20,29 @@ def compared(content: str, hardware: str, limit: int | None, _step: gpusim.Step)
     return gpusim.memory(_step, memory_limit=limit)
 
 
+@cached
+def simulated(content: str, hardware: str, plan: int, _plan: gpusim.MemoryPlan, _step: gpusim.Step) -> gpusim.Timeline:
+    """Cache the timeline of a plan."""
+    return gpusim.simulate(_step, _plan).timeline
+
+
 choice = current()
 view.heading(choice)
 step = results.step_of(choice)
 capacity = choice.hardware.memory.dram_bytes
 settings = Settings("memory-plans", choice.content, choice.hardware.name)
+cells = st.columns(3)
 limit_mib = (
-    settings.number(
-        st.columns([1, 2])[0], "Budget, MiB", "budget", 0, capacity // MIB, None, placeholder="all of the GPU's memory"
-    )
+    settings.number(cells[0], "Budget, MiB", "budget", 0, capacity // MIB, None, placeholder="all of the GPU's memory")
     or 0
+)
+policy = settings.select(
+    cells[1],
+    "Plan shown",
+    "plan",
+    ["", *gpusim.list_memory_policies()],
+    "",
+    format_func=lambda name: name or "the fastest that fits",
 )
 settings.finish()
 with st.spinner("Planning with every memory policy ..."):
@@ -79,6 +94,19 @@ view.table(
     ],
     "Memory plans",
 )
+row_shown = comparison.row(policy) if policy else best
+if row_shown is not None and row_shown.outcome is not None:
+    with st.spinner(view.SIMULATING):
+        runs = [
+            (name, simulated(choice.content, choice.hardware.name, hash(plan), plan, step))
+            for name, plan in (("keep_all", keep_all.plan), (row_shown.policy, row_shown.outcome.plan))
+        ]
+    title = f"{row_shown.policy}: {choice.trace.name} on {choice.hardware.label}"
+    view.show(memory_figure(runs, view.theme(), f"Memory over time of {title}"), "plan memory")
+    st.caption("Tensors alone; the table counts workspaces and the allocator's rounding, too.")
+    look = Look(theme=view.theme(), fold=True)
+    timeline = runs[-1][1]
+    view.show(timeline_figure(timeline, choice.trace, step.hardware, title=f"Timeline of {title}", look=look), "plan")
 for row in comparison.rows:
     if row.outcome is None:
         st.text(view.option(f"{row.policy}: {row.problem}"))

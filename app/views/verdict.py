@@ -311,5 +311,5 @@ elif (before := kept.verdict_of(choice)) is not None:
 else:
     with st.spinner(view.EXPLORING):
         explored = results.explored_of(choice)
-        together = results.concurrency_of(choice, explored.schedule)
+        together = results.concurrency_of(choice, explored.best.schedule)
     show(summarize(explored), results.breakdown_of(choice), together)

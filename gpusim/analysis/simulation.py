@@ -9,6 +9,9 @@ from gpusim.bounds.bounds import Bounds, bounds
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import Engine, Timeline, engine_by_name
 from gpusim.engine.evaluate import Evaluator
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.lowering import schedule_of
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
@@ -31,10 +34,15 @@ class Simulated:
     """Predicted peak memory."""
     sequential_ns: int
     """Predicted time of the sequential graph of the captured kernels."""
+    plan: MemoryPlan | None = None
+    """Memory actions of the schedule, with its streams and order; None if it has none."""
 
     @cached_property
     def timeline(self) -> Timeline:
         """Start and end of each task; simulated on first use, since the fields need no plan."""
+        if self.plan is not None:
+            evaluator = MemoryEvaluator(self.graph, self.engine)
+            return evaluator.time(evaluator.program(self.plan), memory=True)
         return self.engine.run(lower(self.graph, self.schedule, self.mode), self.graph.hardware)
 
     @property
@@ -44,8 +52,8 @@ class Simulated:
 
     @property
     def streams(self) -> int:
-        """Number of streams in use."""
-        return self.schedule.stream_count
+        """Number of streams in use, for copies too."""
+        return self.schedule.stream_count if self.plan is None else self.plan.streams
 
     @property
     def speedup(self) -> float:
@@ -94,3 +102,12 @@ def simulate(graph: OpGraph, schedule: Schedule, mode: LaunchMode = "graph", eng
     evaluation = evaluator.evaluate(schedule, mode)
     sequential_ns = evaluator.makespan_ns(Schedule.in_recorded_order(len(graph)))
     return Simulated(graph, mode, schedule, runs, evaluation.makespan_ns, evaluation.peak_bytes, sequential_ns)
+
+
+def simulate_plan(graph: OpGraph, plan: MemoryPlan, engine: Engine | None = None) -> Simulated:
+    """Simulate a memory plan in one CUDA graph on an engine (default: the fast one). Raises `PlanError`."""
+    runs = engine or engine_by_name(DEFAULT_ENGINE)
+    outcome = MemoryEvaluator(graph, runs).evaluate(plan)
+    schedule = schedule_of(outcome.program).made(plan.policy, plan.made_by, outcome.step_ns)
+    sequential_ns = Evaluator(graph, runs).makespan_ns(Schedule.in_recorded_order(len(graph)))
+    return Simulated(graph, "graph", schedule, runs, outcome.step_ns, outcome.peak_bytes, sequential_ns, plan)

@@ -16,6 +16,7 @@ from gpusim.api.resolve import (
     check_streams,
     ignore,
     is_policy,
+    resolve_plan,
     resolve_schedule,
 )
 from gpusim.arguments import memory_bytes, real, whole
@@ -147,8 +148,9 @@ def replay(
     code in the trace to run. Raises `GpuError` without a GPU, `ReplayError` if outputs differ and `check_outputs` is
     set, `TrustError`, `OperatorError`, `ScheduleError`.
     """
-    if isinstance(schedule, MemoryPlan):
-        measurement = _replay_memory(as_step(step), schedule, check_seed(seed), trust_code, command, say or ignore)
+    plan = resolve_plan(step, schedule)
+    if plan is not None:
+        measurement = _replay_memory(as_step(step), plan, check_seed(seed), trust_code, command, say or ignore)
         if check_outputs:
             _require_equal(measurement)
         return measurement

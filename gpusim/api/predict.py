@@ -15,9 +15,11 @@ from gpusim.api.resolve import (
     Progress,
     check_seed,
     check_streams,
+    checked_plan,
     count,
     ignore,
     launch_mode,
+    resolve_plan,
     resolve_schedule,
 )
 from gpusim.arguments import file_path, memory_bytes, real, text, whole
@@ -138,7 +140,7 @@ def explore(
 
 def simulate(
     step: AnyStep,
-    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    schedule: str | Path | Schedule | MemoryPlan = DEFAULT_POLICY,
     *,
     streams: int = DEFAULT_STREAMS,
     launch: str = DEFAULT_LAUNCH,
@@ -147,27 +149,35 @@ def simulate(
 ) -> Simulated:
     """Predict one schedule of a step, and the sequential CUDA graph of the same kernels.
 
-    `schedule` is a policy's name (`list_policies()`), a `Schedule` or a schedule file; `streams` is for policies.
+    `schedule` is a policy's name (`list_policies()`), a `Schedule`, a `MemoryPlan`, or a file of either; `streams` is
+    for policies.
     `launch` is `"graph"` for one CUDA graph or `"stream"` for launches from the host. `engine` is `"fast"` or
     `"reference"`: both give the same times, and the reference records more. Raises `ScheduleError` for a schedule that
     is illegal or of another step, `UnknownNameError`, `OptionError`.
     """
     from gpusim.analysis.simulation import simulate as run
+    from gpusim.analysis.simulation import simulate_plan
     from gpusim.engine.base import engine_by_name
     from gpusim.engine.compiled.warm import COMPILING, needs_compiling
 
     step = as_step(step)
     mode, runs = launch_mode(launch), engine_by_name(text("engine", engine, "the name of an engine"))
-    chosen = resolve_schedule(step, schedule, streams, progress)
+    plan = resolve_plan(step, schedule)
+    if plan is not None and mode != DEFAULT_LAUNCH:
+        raise OptionError("a schedule with memory actions runs in one CUDA graph", argument="launch", value=launch)
+    if plan is None:
+        chosen = resolve_schedule(step, schedule, streams, progress)
     if progress is not None and engine == "fast" and needs_compiling():
         progress(COMPILING, 0.0, 0)
     with step.naming():
+        if plan is not None:
+            return simulate_plan(step.graph, plan, runs)
         return run(step.graph, chosen, mode, runs)
 
 
 def explain(
     step: AnyStep,
-    schedule: str | Path | Schedule = DEFAULT_POLICY,
+    schedule: str | Path | Schedule | MemoryPlan = DEFAULT_POLICY,
     *,
     streams: int = DEFAULT_STREAMS,
     launch: str = DEFAULT_LAUNCH,
@@ -175,10 +185,12 @@ def explain(
 ) -> Explained:
     """Explain why a schedule is not faster: each ns between its critical path and its makespan has one cause.
 
-    Arguments and errors are those of `simulate`.
+    Arguments and errors are those of `simulate`. Raises `OptionError` for a schedule with memory actions.
     """
     from gpusim.analysis.explain import explain as run
 
+    if resolve_plan(step, schedule) is not None:
+        raise OptionError("a schedule with memory actions cannot be explained: its ideal has other tasks")
     simulated = simulate(step, schedule, streams=streams, launch=launch, progress=progress)
     graph = simulated.ran
     return run(graph, simulated.timeline, graph.hardware)
@@ -240,20 +252,10 @@ def memory(
 
 def load_memory_plan(step: AnyStep, path: str | Path) -> MemoryPlan:
     """Read and check the memory plan in a file. Raises `ScheduleError`, also for a plan of another step."""
-    from gpusim.errors import PlanError, ScheduleError
-    from gpusim.memplan.checks import check_memory_plan, check_program
     from gpusim.memplan.plan import read_memory_plan
-    from gpusim.memplan.program import program_of
-    from gpusim.memplan.storages import Storages
 
     step = as_step(step)
-    plan = read_memory_plan(file_path("path", path), step.trace)
-    storages = Storages.of(step.trace)
-    try:
-        check_program(storages, program_of(storages, check_memory_plan(storages, plan)))
-    except PlanError as cause:
-        raise ScheduleError(str(path), str(cause)) from cause
-    return plan
+    return checked_plan(step, read_memory_plan(file_path("path", path), step.trace), str(path))
 
 
 def parallel(

@@ -16,6 +16,7 @@ from gpusim.plan.schedule import check_streams as check_streams
 from gpusim.step import Step, as_step
 
 if TYPE_CHECKING:
+    from gpusim.memplan.plan import MemoryPlan
     from gpusim.plan.schedule import Schedule
     from gpusim.plan.tasks import LaunchMode
 
@@ -69,13 +70,52 @@ def count(argument: str, value: object) -> int | None:
     return whole(argument, value, 1, MAX_EVALUATIONS, f"a whole number from 1 to {MAX_EVALUATIONS:,}")
 
 
+def resolve_plan(step: AnyStep, schedule: object) -> MemoryPlan | None:
+    """Return the memory plan that `schedule` is, or that its file has, checked for the step; None for a schedule.
+
+    Raises `ScheduleError`.
+    """
+    from gpusim.errors import ScheduleError
+    from gpusim.formats.memory_plan import SCHEMA
+    from gpusim.io.files import document_schema
+    from gpusim.memplan.plan import MemoryPlan as PlanValue
+    from gpusim.memplan.plan import read_memory_plan
+
+    name = "memory plan"
+    if isinstance(schedule, str | Path) and not is_policy(schedule):
+        name = str(schedule)
+        if document_schema(Path(schedule), ScheduleError) != SCHEMA:
+            return None
+        schedule = read_memory_plan(Path(schedule), as_step(step).trace)
+    return checked_plan(as_step(step), schedule, name) if isinstance(schedule, PlanValue) else None
+
+
+def checked_plan(step: Step, plan: MemoryPlan, name: str) -> MemoryPlan:
+    """Return a memory plan that the step can run. Raises `ScheduleError` with the name."""
+    from gpusim.errors import PlanError, ScheduleError
+    from gpusim.memplan.checks import check_memory_plan, check_program
+    from gpusim.memplan.program import program_of
+    from gpusim.memplan.storages import Storages
+
+    storages = Storages.of(step.trace)
+    try:
+        check_program(storages, program_of(storages, check_memory_plan(storages, plan)))
+    except PlanError as cause:
+        raise ScheduleError(name, str(cause)) from cause
+    return plan
+
+
 def resolve_schedule(
-    step: AnyStep, schedule: str | Path | Schedule, streams: int = DEFAULT_STREAMS, progress: Progress | None = None
+    step: AnyStep,
+    schedule: str | Path | Schedule | MemoryPlan,
+    streams: int = DEFAULT_STREAMS,
+    progress: Progress | None = None,
 ) -> Schedule:
     """Return the schedule of a policy's name, a file or a `Schedule`, checked to be legal for the step.
 
     Raises `ScheduleError`, `UnknownNameError`, and `OptionError` for the number of streams.
     """
+    from gpusim.memplan.plan import MemoryPlan as PlanValue
     from gpusim.plan.schedule import Schedule as ScheduleValue
     from gpusim.plan.schedule import read_schedule
     from gpusim.search.by_name import schedule_of
@@ -86,6 +126,8 @@ def resolve_schedule(
         return schedule_of(step.graph, str(schedule), streams, progress or ignore)
     if isinstance(schedule, str | Path):
         return read_schedule(Path(schedule), step.graph)
+    if isinstance(schedule, PlanValue):
+        raise OptionError("a schedule with memory actions goes to `gpusim.simulate` and `gpusim.replay` alone")
     if not isinstance(schedule, ScheduleValue):
         raise OptionError(f"{type(schedule).__name__} is no schedule: give a policy's name, a file or a Schedule")
     return schedule.check(step.graph)

@@ -173,7 +173,7 @@ def replay(
         resolve.check_schedule_arguments(named, most_streams)
         step = load_step(trace, hardware)
         gpu.check_replay(step, trust_code)
-        schedule = resolve.resolve_schedule(step, named, most_streams)
+        schedule = resolve.resolve_plan(step, named) or resolve.resolve_schedule(step, named, most_streams)
     measurement = gpusim.replay(
         step, schedule, seed=seed, trust_code=trust_code, check_outputs=False, command=command_line(), say=say
     )

@@ -36,4 +36,4 @@ def schedule_of(
         return policy_by_name(policy)(graph, streams)
     from gpusim.search.explore import explore  # slow to import, and needed only for a search
 
-    return explore(graph, streams=streams, report=report).schedule
+    return explore(graph, streams=streams, report=report).best.schedule

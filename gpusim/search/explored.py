@@ -44,6 +44,7 @@ class Row(ShortRepr):
     """Speed-up over the sequential graph."""
     peak_bytes: int
     schedule: Schedule
+    """Streams, order and kernels, without memory actions."""
     plan: MemoryPlan | None = None
     """Memory actions of the schedule, with its streams and order; None if it has none."""
 
@@ -95,7 +96,7 @@ class Explored:
         if self.best.plan is not None:
             evaluator = MemoryEvaluator(self.graph, ReferenceEngine())
             return evaluator.time(evaluator.program(self.best.plan), memory=True)
-        return ReferenceEngine().run(lower(self.graph, self.schedule), self.graph.hardware)
+        return ReferenceEngine().run(lower(self.graph, self.best.schedule), self.graph.hardware)
 
     @property
     def trace(self) -> Trace:
@@ -108,9 +109,9 @@ class Explored:
         return self.graph.hardware
 
     @property
-    def schedule(self) -> Schedule:
-        """Recommended schedule, without its memory actions (`memory_plan` has them)."""
-        return self.best.schedule
+    def schedule(self) -> Schedule | MemoryPlan:
+        """Recommended schedule for `gpusim.replay` and `gpusim.simulate`; with memory actions it is a `MemoryPlan`."""
+        return self.best.schedule if self.best.plan is None else self.best.plan
 
     @property
     def memory_plan(self) -> MemoryPlan | None:
@@ -157,7 +158,7 @@ class Explored:
         if self.best.plan is not None:
             write_memory_plan(self.best.plan, self.trace, Path(path))
             return
-        write_schedule(self.schedule, self.trace, Path(path))
+        write_schedule(self.best.schedule, self.trace, Path(path))
 
     def __repr__(self) -> str:
         where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"

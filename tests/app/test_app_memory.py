@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gpusim.units import format_bytes, format_ns
@@ -31,6 +33,12 @@ def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     assert metrics(app)["Fastest that fits"] == format_ns(printed["best"]["step_ns"])
     assert kind_of_answer(app) == "yes"
     assert format_bytes(printed["peak"]["bytes"]) in answer(app)
+    # The plan of a policy, with its copies, beside the step that keeps all.
+    widget(app.selectbox, "Plan shown").set_value("vdnn_all").run()
+    assert not app.exception
+    memory, timeline = [json.loads(each.proto.spec) for each in app.get("plotly_chart")][-2:]
+    assert [line["name"] for line in memory["data"]][:2] == ["keep_all", "vdnn_all"]
+    assert "offload" in json.dumps(timeline)
     # A budget below every plan gets the command's message.
     widget(app.number_input, "Budget, MiB").set_value(100).run()
     assert not app.exception

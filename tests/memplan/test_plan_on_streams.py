@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import gpusim
+from gpusim.api import gpu
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import PlanError, ScheduleError
 from gpusim.formats.trace import GroundTruth, HostLink, Timing
@@ -24,6 +26,7 @@ from gpusim.memplan.waits import waits_of
 from gpusim.search.explore import explore
 from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
 from gpusim.step import load
+from tests.support.helpers import make_hardware
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, storages_of
 
 GOOGLENET = "googlenet-train-b8"
@@ -178,6 +181,41 @@ def test_explore_within_a_limit_recommends_memory_actions() -> None:
     assert total == found.sequential_ns - found.best.makespan_ns
     assert found.timeline.makespan_ns == found.best.makespan_ns
     assert MemoryEvaluator(graph).evaluate(found.memory_plan).step_ns == found.best.makespan_ns
+
+
+def test_recommended_schedule_has_all_that_simulating_and_replaying_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a value and as a file: the memory actions are part of it, and nothing leaves them out without a word."""
+    step = load(chain_step(6, dur_ns=100_000), make_hardware(d2h=8.0, h2d=8.0))
+    free = gpusim.explore(step, streams=2, evaluations=20)
+    limit = min(row.peak_bytes for row in free.rows) - SIZE
+    best = gpusim.explore(step, streams=2, evaluations=20, memory_limit=limit)
+    assert best.schedule == best.memory_plan
+    best.save(tmp_path / "best.json")
+    replayed: list[MemoryPlan] = []
+
+    def run(step: gpusim.Step, plan: MemoryPlan, *_: object) -> None:
+        replayed.append(plan)
+
+    monkeypatch.setattr(gpu, "_replay_memory", run)
+    for schedule in (best.schedule, tmp_path / "best.json", str(tmp_path / "best.json")):
+        for engine in ("fast", "reference"):
+            found = gpusim.simulate(step, schedule, engine=engine)
+            assert (found.makespan_ns, found.peak_bytes) == (best.best.makespan_ns, best.best.peak_bytes)
+            assert (found.plan, found.streams) == (best.memory_plan, best.best.streams)
+            assert found.timeline.makespan_ns == found.makespan_ns
+        gpusim.replay(step, schedule, check_outputs=False)
+        with pytest.raises(gpusim.OptionError, match="one CUDA graph"):
+            gpusim.simulate(step, schedule, launch="stream")
+        with pytest.raises(gpusim.OptionError, match="memory actions"):
+            gpusim.explain(step, schedule)
+    assert replayed == [best.memory_plan] * 3
+    other = load(chain_step(5, dur_ns=100_000), make_hardware())
+    with pytest.raises(ScheduleError, match="of another trace"):
+        gpusim.simulate(other, tmp_path / "best.json")
+    with pytest.raises(ScheduleError):
+        gpusim.simulate(other, best.schedule)
 
 
 def test_explore_has_no_memory_actions_where_every_schedule_keeps_the_limit() -> None:
