@@ -127,9 +127,10 @@ class _Simulation:
             siblings = self.successors[last]
             place = siblings.index(index)
             wait_ns = launch.ready_delay_ns(costs, gap_ns, self.noted.interference_ns[last], place, len(siblings))
-            copied = [self.plan.tasks[node].kind in COPY_DIRECTIONS for node in (last, index)]
+            copied = {node for node in (index, *preds) if self.plan.tasks[node].kind in COPY_DIRECTIONS}
             self.noted.last[index] = last
-            yield self.env.timeout(wait_ns + copies.switch_ns(self.hardware.copies, copied[0], copied[1]))
+            switch_ns = copies.switch_ns(self.hardware.copies, index in copied, last in copied, bool(copied - {index}))
+            yield self.env.timeout(wait_ns + switch_ns)
         self.ready[index] = self.env.now
         self.devices[task.device].arrive(index, task)
 
@@ -330,7 +331,7 @@ class _Device:
                 copy.remaining_bytes = copies.work_bytes(rates, task.copy_bytes, task.kind == "h2d")
         both = all(copy.active is not None for copy in self.copies.values())
         for direction, copy in self.copies.items():
-            rate = copies.bytes_per_ns(rates, direction == "h2d", both)
+            rate = copies.bytes_per_ns(rates, direction == "h2d", both, bool(self.pool.indices))
             copy.rate = rate if copy.active is not None else 0.0
         self.sm_rate = copies.sm_rate(rates, sum(copy.active is not None for copy in self.copies.values()))
 

@@ -128,7 +128,9 @@ class Copies(Document, frozen=True, kw_only=True):
     latency_ns: TimeNs
     """Fixed time of a copy."""
     switch_ns: TimeNs = 0.0
-    """Extra delay in a CUDA graph between a kernel and a dependent copy, either way round."""
+    """Extra delay in a CUDA graph of a copy after a kernel, and of a kernel that waits for a copy."""
+    copy_slowdown: Ratio = 0.0
+    """Slowdown of a copy while kernels run, as a share of its time."""
     kernel_slowdown: Ratio = 0.0
     """Slowdown of kernels during copies in one direction, as a share of their time; twice that during both."""
 

@@ -2,12 +2,15 @@
 
     time alone = latency_ns + bytes / bandwidth of the direction
 
-While both directions are busy, both slow down by one factor, to `both_bytes_per_ns` together. Kernels take
-`1 + kernel_slowdown` times as long during a copy, and `1 + 2 kernel_slowdown` during copies in both directions. In a
-CUDA graph, a copy after a kernel starts `switch_ns` later than a kernel would, and so does a kernel after a copy.
+While both directions are busy, both slow down by one factor, to `both_bytes_per_ns` together. A copy takes
+`1 + copy_slowdown` times as long while kernels run. Kernels take `1 + kernel_slowdown` times as long during a copy,
+and `1 + 2 kernel_slowdown` during copies in both directions. In a CUDA graph, a copy after a kernel starts `switch_ns`
+later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended before its other
+predecessors.
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
-(`gpusim.gpu.calibrate.copies`). Constants: `Copies.h2d_bytes_per_ns`, `d2h_bytes_per_ns`, `both_bytes_per_ns`,
-`latency_ns`, `switch_ns`, `kernel_slowdown`. A trace may have bandwidths of its own machine (`gpusim.plan.anchor`).
+(`gpusim.gpu.calibrate.copies`), and profiled replays of memory plans. Constants: `Copies.h2d_bytes_per_ns`,
+`d2h_bytes_per_ns`, `both_bytes_per_ns`, `latency_ns`, `switch_ns`, `copy_slowdown`, `kernel_slowdown`. A trace may have
+bandwidths of its own machine (`gpusim.plan.anchor`).
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ def work_bytes(copies: Copies, copy_bytes: float, to_device: bool) -> float:
     return copy_bytes + copies.latency_ns * full_bytes_per_ns(copies, to_device)
 
 
-def bytes_per_ns(copies: Copies, to_device: bool, both: bool) -> float:
-    """Return the rate of a copy in bytes per ns; `both` is True if the other direction is also busy."""
+def bytes_per_ns(copies: Copies, to_device: bool, both: bool, kernels: bool) -> float:
+    """Return the rate of a copy in bytes per ns; `both` is True if the other direction is also busy, `kernels` while
+    kernels run.
+    """
     full = full_bytes_per_ns(copies, to_device)
     total = copies.h2d_bytes_per_ns + copies.d2h_bytes_per_ns
     shared = min(1.0, copies.both_bytes_per_ns / total) if both else 1.0
-    return full * shared
+    return full * shared / (1.0 + (copies.copy_slowdown if kernels else 0.0))
 
 
 def alone_ns(copies: Copies, copy_bytes: float, to_device: bool) -> float:
@@ -38,9 +43,13 @@ def alone_ns(copies: Copies, copy_bytes: float, to_device: bool) -> float:
     return copies.latency_ns + copy_bytes / full_bytes_per_ns(copies, to_device)
 
 
-def switch_ns(copies: Copies, one_copies: bool, other_copies: bool) -> float:
-    """Return the extra delay in a graph between a copy and a dependent kernel, or the reverse, in ns."""
-    return copies.switch_ns if one_copies != other_copies else 0.0
+def switch_ns(copies: Copies, copying: bool, after_copy: bool, waits_for_copy: bool) -> float:
+    """Return the extra delay of a node in a graph between copies and kernels, in ns.
+
+    A copy (`copying`) pays it if the predecessor that ended last is a kernel (not `after_copy`); a kernel if any
+    predecessor is a copy (`waits_for_copy`).
+    """
+    return copies.switch_ns if (not after_copy if copying else waits_for_copy) else 0.0
 
 
 def sm_rate(copies: Copies, working: int) -> float:

@@ -61,8 +61,9 @@ def assert_adds_up(timeline: Timeline, hardware: HardwareModel) -> None:
                 successors = [each for each, waits_for in enumerate(preds) if last in waits_for]
                 lost_ns, place = causes.interference_ns[last], successors.index(index)
                 delay_ns = launch.ready_delay_ns(hardware.graph, gap_ns, lost_ns, place, len(successors))
-                kinds = [plan.tasks[each].kind in COPIES for each in (last, index)]
-                delay_ns += copies.switch_ns(hardware.copies, kinds[0], kinds[1])
+                copying, after_copy = (plan.tasks[each].kind in COPIES for each in (index, last))
+                waits_for_copy = any(plan.tasks[each].kind in COPIES for each in preds[index])
+                delay_ns += copies.switch_ns(hardware.copies, copying, after_copy, waits_for_copy)
                 assert ready_ns == pytest.approx(timeline.end_ns[last] + delay_ns, abs=ROUNDING_NS)
             else:
                 assert ready_ns == 0

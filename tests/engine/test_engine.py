@@ -394,6 +394,18 @@ def test_going_from_a_kernel_to_a_copy_and_on_to_a_kernel_takes_longer_each_way(
     assert spans(run(chain, make_hardware(chain_ns=10, switch_ns=70))) == [(0, 100), (110, 210)]
 
 
+def test_kernel_waits_longer_for_a_copy_that_ended_long_before() -> None:
+    # The copy ends at 100; the last kernel waits for it and for the kernel that ends at 1000.
+    tested = plan(task(1000), copy("d2h", 5000, queue=1), task(500, deps=[1]))
+    assert spans(run(tested, make_hardware(chain_ns=10, switch_ns=70)))[2] == (1080, 1580)
+
+
+def test_copies_take_longer_beside_kernels() -> None:
+    # 100 bytes per ns alone, 80 beside the kernel: 8,000 bytes in its 100 ns, the other 12,000 in 120 ns.
+    tested = plan(task(100), copy("h2d", 20_000, queue=1))
+    assert spans(run(tested, make_hardware(h2d=100, copy_slowdown=0.25)))[1] == (0, 220)
+
+
 # --- Properties ---
 
 
@@ -413,7 +425,8 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
         if found.kind in ("h2d", "d2h"):
             slowest = min(copies.h2d_bytes_per_ns, copies.d2h_bytes_per_ns)
             shared = copies.both_bytes_per_ns / (copies.h2d_bytes_per_ns + copies.d2h_bytes_per_ns)
-            total += (found.copy_bytes + copies.latency_ns * slowest) / (slowest * min(1.0, shared))
+            alone_ns = (found.copy_bytes + copies.latency_ns * slowest) / (slowest * min(1.0, shared))
+            total += alone_ns * (1 + copies.copy_slowdown)
     return total
 
 

@@ -230,6 +230,7 @@ def make_hardware(
     copy_latency_ns: float = 0.0,
     switch_ns: float = 0.0,
     kernel_slowdown: float = 0.0,
+    copy_slowdown: float = 0.0,
     uncertainty: float = 0.0,
     **top_level: Any,
 ) -> HardwareModel:
@@ -250,6 +251,7 @@ def make_hardware(
             latency_ns=copy_latency_ns,
             switch_ns=switch_ns,
             kernel_slowdown=kernel_slowdown,
+            copy_slowdown=copy_slowdown,
         ),
         graph=replace(
             model.graph,
@@ -468,6 +470,7 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
         both=draw(st.sampled_from((60.0, 100.0))),
         switch_ns=draw(st.sampled_from((0.0, 0.0, 700.0))),
         kernel_slowdown=draw(st.sampled_from((0.0, 0.0, 0.13))),
+        copy_slowdown=draw(st.sampled_from((0.0, 0.0, 0.17))),
     )
 
 

@@ -62,6 +62,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
         both=pick((60.0, 100.0)),
         switch_ns=pick((0.0, 0.0, 55.5)),
         kernel_slowdown=pick((0.0, 0.0, 0.07, 0.5)),
+        copy_slowdown=pick((0.0, 0.0, 0.17, 1.0)),
     )
     limits = msgspec.structs.replace(hardware.limits, resident_grids=pick((128, 128, 1, 2, 3)))
     kinds = ("kernel", "kernel", "kernel", "kernel", "memset", *(() if alone else ("h2d", "d2h", "h2d")))

@@ -57,7 +57,7 @@ def test_first_plans_run_the_instructions_of_their_day() -> None:
     for name in {case.trace for case in then.cases}:
         trace = read_trace(files[name])
         hardware = hardware_of(trace)
-        copies = msgspec.structs.replace(hardware.copies, switch_ns=0.0, kernel_slowdown=0.0)
+        copies = msgspec.structs.replace(hardware.copies, switch_ns=0.0, copy_slowdown=0.0, kernel_slowdown=0.0)
         evaluators[name] = MemoryEvaluator(OpGraph.build(trace, msgspec.structs.replace(hardware, copies=copies)))
     first = [
         (case, replayed)

@@ -14,7 +14,7 @@ from gpusim.engine.compiled.record import note_copy_start
 from gpusim.rules import copies as rules
 
 work_bytes, bytes_per_ns = rule(rules.work_bytes), rule(rules.bytes_per_ns)
-sm_rate, switch_ns = rule(rules.sm_rate), rule(rules.switch_ns)
+sm_rate = rule(rules.sm_rate)
 
 #: A copy engine: its active task and a linked list of waiting ones; -1 stands for none.
 COPY_ENGINE = np.dtype(
@@ -43,9 +43,18 @@ def advance(engines: Any, device: int, elapsed_ns: float) -> None:
 
 @jit
 def update(
-    hw: Any, tasks: Any, nodes: Any, engines: Any, device: int, now: float, log: Any, logged: int, record: Any
+    hw: Any,
+    tasks: Any,
+    nodes: Any,
+    engines: Any,
+    device: int,
+    kernels: bool,
+    now: float,
+    log: Any,
+    logged: int,
+    record: Any,
 ) -> tuple[float, int, int, float]:
-    """Start the next copy on each free engine and set the rates.
+    """Start the next copy on each free engine and set the rates; `kernels` is True while kernels run.
 
     Return the time to the next end of a copy, that copy, the new length of `log`, and the rate of kernels.
 
@@ -65,8 +74,8 @@ def update(
             logged += 1
             engine.remaining_bytes = work_bytes(hw.copies, tasks[node.row].copy_bytes, place == 2 * device)
     both = h2d.active >= 0 and d2h.active >= 0
-    h2d.rate = bytes_per_ns(hw.copies, True, both) if h2d.active >= 0 else 0.0
-    d2h.rate = bytes_per_ns(hw.copies, False, both) if d2h.active >= 0 else 0.0
+    h2d.rate = bytes_per_ns(hw.copies, True, both, kernels) if h2d.active >= 0 else 0.0
+    d2h.rate = bytes_per_ns(hw.copies, False, both, kernels) if d2h.active >= 0 else 0.0
     best, index = np.inf, -1
     for place in range(2 * device, 2 * device + 2):
         engine = engines[place]

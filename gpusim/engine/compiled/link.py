@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusim.engine.compiled.arrays import Plans, Records
+from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records
 from gpusim.engine.compiled.jit import entry, jit, rule
-from gpusim.rules import launch, start_interference
+from gpusim.rules import copies, launch, start_interference
 
 gap_ns, ready_delay_ns = rule(launch.gap_ns), rule(launch.ready_delay_ns)
 start_interval_ns = rule(launch.start_interval_ns)
 lost_ns = rule(start_interference.lost_ns)
+switch_ns = rule(copies.switch_ns)
 
 
 @entry
@@ -46,3 +47,14 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
             succs[before.first_succ + before.waiting] = index
             before.waiting += 1
         node.gap_ns = gap_ns(hw.graph, queues > 1, preds, tasks[node.row].extra_ns)
+
+
+@jit
+def switch_delay_ns(hw: Any, tasks: Any, nodes: Any, deps: Any, index: int, last: int) -> float:
+    """Return the extra delay of a node between copies and kernels, in ns; `last` is the predecessor that ended last."""
+    node = nodes[index]
+    waits_for_copy = node.previous >= 0 and tasks[nodes[node.previous].row].kind != ON_DEVICE
+    for place in range(node.first_dep, node.first_dep + node.n_deps):
+        waits_for_copy = waits_for_copy or tasks[nodes[deps[place]].row].kind != ON_DEVICE
+    copying, after_copy = tasks[node.row].kind != ON_DEVICE, tasks[nodes[last].row].kind != ON_DEVICE
+    return switch_ns(hw.copies, copying, after_copy, waits_for_copy)

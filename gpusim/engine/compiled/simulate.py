@@ -21,7 +21,7 @@ from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Roo
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import END_OF_TIME, entry, int64, jit, uint32
 from gpusim.engine.compiled.line import IN_TURN, LATE
-from gpusim.engine.compiled.link import lost_ns, ready_delay_ns, start_interval_ns
+from gpusim.engine.compiled.link import lost_ns, ready_delay_ns, start_interval_ns, switch_delay_ns
 from gpusim.engine.compiled.record import (
     Recording,
     note_block_losses,
@@ -256,8 +256,7 @@ def simulate(
                                     record.tasks[after].last = index
                                 wait_ns = ready_delay_ns(hw.graph, nodes[after].gap_ns, lost, turn, n_succs)
                                 if more is not None:
-                                    copied = tasks[nodes[after].row].kind != ON_DEVICE
-                                    wait_ns += copies.switch_ns(hw.copies, tasks[node.row].kind != ON_DEVICE, copied)
+                                    wait_ns += switch_delay_ns(hw, tasks, nodes, plans.deps[plan], after, index)
                                 tail = line.insert(known, head, tail, now + wait_ns, IN_TURN, after << 3 | READY)
             if device.ready > 0 and event_kind in (STARTS, ENDS):
                 tail = look_again(known, head, tail, device, number, one_device, now)
@@ -280,7 +279,7 @@ def simulate(
                         if device.end_place < 0:
                             ending = int64(-1)
                     copy_ns, copy, logged, sm_rate = copies.update(
-                        hw, tasks, nodes, more.engines, number, now, log, logged, record
+                        hw, tasks, nodes, more.engines, number, device.running > 0, now, log, logged, record
                     )
                     device.sm_rate = sm_rate
                     delay_ns /= sm_rate

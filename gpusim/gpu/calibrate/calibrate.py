@@ -27,7 +27,13 @@ from gpusim.version import code_version
 REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty")
 #: Constants that calibration keeps: measured by an experiment of its own, or chosen with the others fitted for each
 #: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
-KEPT = ("uncertainty.cache_frac", "uncertainty.products_frac", "uncertainty.variants_frac", "contention.cross_load")
+KEPT = (
+    "uncertainty.cache_frac",
+    "uncertainty.products_frac",
+    "uncertainty.variants_frac",
+    "contention.cross_load",
+    "copies.copy_slowdown",
+)
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
@@ -69,6 +75,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         both_bytes_per_ns=both,
         latency_ns=latency_ns,
         switch_ns=switch_ns,
+        copy_slowdown=base.copies.copy_slowdown,
         kernel_slowdown=kernel_slowdown,
     )
     sources["copies"] = f"{when}; pinned copies of 512 MiB, and 4 KiB in a graph for the latency"

@@ -1,0 +1,114 @@
+"""Kernels and copies of memory plans' replays, as the profiler sees them, and the rate of copies by their number.
+
+    python research/prototypes/plan_timeline.py OUT.json TRACE [PLAN ...]
+
+OUT has one replay each of the step that keeps all and of every plan (JSON files of `gpusim memory`): kind, stream
+inside the graph, start and duration in ns, bytes. `rates` has the bytes per ns of copies in a row in one graph.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gpusim
+from gpusim.gpu.calibrate.copies import DIRECTIONS, CopyBench
+from gpusim.gpu.calibrate.microbench import event_ns
+from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
+from gpusim.gpu.profiling import exported_events, profiled
+from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu, with_buffers
+from gpusim.gpu.replay.memory_run import MemoryRunner
+from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.plan import MemoryPlan, read_memory_plan
+from gpusim.units import MIB
+from gpusim.version import code_version
+
+REPLAYS = 3
+KINDS = {"kernel": "kernel", "gpu_memset": "memset"}
+#: Sizes and numbers of copies in a row.
+IN_A_ROW = ((MIB, (8, 64, 512)), (8 * MIB, (8, 32, 128, 256)), (40 * MIB, (8, 32, 64)))
+
+
+def timeline(replay: Any) -> list[list[Any]]:
+    """Return the events of the second of some replays in a row."""
+    for _ in range(REPLAYS):
+        replay()
+    torch.cuda.synchronize()
+    with profiled() as session:
+        for _ in range(REPLAYS):
+            replay()
+            torch.cuda.synchronize()
+    kinds = (*KINDS, "gpu_memcpy")
+    events = sorted((e for e in exported_events(session) if e.get("cat") in kinds), key=lambda e: e["ts"])
+    count = len(events) // REPLAYS
+    return [row(event, events[count]["ts"]) for event in events[count : 2 * count]]
+
+
+def row(event: dict[str, Any], start_us: float) -> list[Any]:
+    """Return kind, stream, start and duration in ns, and bytes of an event."""
+    kind = KINDS.get(event["cat"]) or ("d2h" if "DtoH" in event["name"] else "h2d")
+    args = event["args"]
+    start_ns = round((event["ts"] - start_us) * 1e3)
+    return [kind, args.get("stream"), start_ns, round(event["dur"] * 1e3), args.get("bytes", 0)]
+
+
+def replays(trace_path: str, plan_paths: list[str]) -> dict[str, Any]:
+    """Return time, prediction and events of each plan."""
+    graph = gpusim.load(trace_path).graph
+    device = require_gpu()
+    set_precision(graph.trace.model.dtype)
+    plans = {"keep_all": MemoryPlan(policy="keep_all")}
+    plans |= {Path(path).stem: read_memory_plan(Path(path), graph.trace) for path in plan_paths}
+    evaluator, runner = MemoryEvaluator(graph), MemoryRunner(graph.trace, device)
+    state, initial_bytes = state_on_gpu(graph.trace, device, 0)
+    runner.bind(state.tensors)
+    recorder = ProgramRecorder(evaluator, runner, initial_bytes)
+    result: dict[str, Any] = {}
+    for name, plan in plans.items():
+        outcome = with_buffers(recorder, evaluator, evaluator.evaluate(plan), print)
+        recorded = recorder.record(outcome.program, warm=True)
+        replay_ns = round(event_ns(recorded.replay, calls=3, rounds=9))
+        print(f"{name}: {replay_ns / 1e6:.3f} ms, predicted {outcome.step_ns / 1e6:.3f} ms", flush=True)
+        result[name] = {"replay_ns": replay_ns, "predicted_ns": outcome.step_ns, "events": timeline(recorded.replay)}
+        del recorded
+    return result
+
+
+def rates() -> list[list[Any]]:
+    """Return size, number, direction and bytes per ns of copies in a row, each of a buffer of its own."""
+    bench, rows = CopyBench(), []
+    for size, counts in IN_A_ROW:
+        for count in counts:
+            for direction in DIRECTIONS:
+                time_ns = bench.graph_ns((), {direction: bench.copies(size, count, direction)})
+                rows.append([size, count, direction, size * count / time_ns])
+        bench.forget()
+    return rows
+
+
+def main() -> None:
+    """Write both, with the GPU's name."""
+    out, trace_path, *plan_paths = sys.argv[1:]
+    require_gpu()
+    facts = gpu_facts(partial(torch.cuda._sleep, 2_000_000))
+    result = {
+        "gpu": facts.name,
+        "date": datetime.date.today().isoformat(),
+        "command": "python research/prototypes/plan_timeline.py " + " ".join(sys.argv[1:]),
+        "versions": {"driver": facts.driver, "cuda": facts.cuda, "torch": facts.torch, "cudnn": facts.cudnn},
+        "sm_clock_mhz": facts.sm_clock_mhz,
+        "gpusim": code_version(),
+        "replays": replays(trace_path, plan_paths),
+        "rates": rates(),
+    }
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
