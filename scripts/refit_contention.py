@@ -1,6 +1,6 @@
 """Fit the contention constants to the stored schedules of a calibration, without a GPU.
 
-    python scripts/refit_contention.py [validate/calibration [CROSS_LOAD [BUSY_NS]]]
+    python scripts/refit_contention.py [research/data/calibration [CROSS_LOAD [BUSY_NS]]]
 
 The folder has the calibration's traces and one file of its schedules with their times. Prints the constants fitted with
 the current engine and the bundled hardware model, and the residuals of each step. `contention.cross_load` and
@@ -25,7 +25,7 @@ from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed
 HARDWARE = "h200"
 
 
-def main(folder: str = "validate/calibration", cross_load: str = "", busy_ns: str = "") -> None:
+def main(folder: str = "research/data/calibration", cross_load: str = "", busy_ns: str = "") -> None:
     """Print constants and residuals."""
     model = load_hardware(HARDWARE)
     if cross_load:

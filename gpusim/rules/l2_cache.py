@@ -7,7 +7,7 @@ The kernels of a trace were timed on one stream, in repeated replays: a step tha
 On several streams it touches more memory, since the allocator gives each stream its own blocks. `read` is the bytes
 that the kernel must then read from DRAM, `written` the changed bytes that it evicts from the cache.
 
-Source: bandwidth by SMs and warps on an H200 (validate/results/rules_h200_20261123.json). Schedules of GoogLeNet that
+Source: bandwidth by SMs and warps on an H200 (research/data/rules_h200_20261123.json). Schedules of GoogLeNet that
 touch up to 38 MB take the time predicted without this rule, those that touch 50 MB take 8 % more
 (research/2026-11-24-l2-cache.md). Constants: `Memory.l2_bytes`, `l2_bytes_per_ns`, `warp_l2_bytes_per_ns`,
 `warp_dram_bytes_per_ns`, `miss_ns`.

@@ -31,6 +31,8 @@ FILES = sorted(path for path in RESULTS.glob("memory_*.json"))
 FIRST = RESULTS / "memory_h200_20261123.json"
 #: Permitted growth of an error by a change of a rule, as a fraction of the measured value.
 MAY_GROW = 0.005
+#: Largest error of a peak: that of a plan with the smallest budget (research/2026-11-24-plan-timelines.md).
+PEAK_ERROR = 0.012
 
 
 def test_there_are_replayed_plans() -> None:
@@ -46,7 +48,7 @@ def test_predictions_of_replayed_plans_have_not_become_worse(results: Path) -> N
     assert len(moved) >= 8
     assert max(map(abs, moved)) <= max(map(abs, before)) + MAY_GROW
     assert sum(map(abs, moved)) <= sum(map(abs, before)) + MAY_GROW * len(before)
-    assert max(abs(peak_error(case)) for case in now.cases) <= 0.01
+    assert max(abs(peak_error(case)) for case in now.cases) <= PEAK_ERROR
 
 
 def test_first_plans_run_the_instructions_of_their_day() -> None:

@@ -57,4 +57,4 @@ def switch_delay_ns(hw: Any, tasks: Any, nodes: Any, deps: Any, index: int, last
     for place in range(node.first_dep, node.first_dep + node.n_deps):
         waits_for_copy = waits_for_copy or tasks[nodes[deps[place]].row].kind != ON_DEVICE
     copying, after_copy = tasks[node.row].kind != ON_DEVICE, tasks[nodes[last].row].kind != ON_DEVICE
-    return switch_ns(hw.copies, copying, after_copy, waits_for_copy)
+    return float(switch_ns(hw.copies, copying, after_copy, waits_for_copy))
