@@ -78,6 +78,7 @@ def train(
     if limit_bytes:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total_bytes)
     set_precision(trace.model.dtype)
+    torch.backends.cudnn.deterministic = True  # two runs are compared bit by bit
     evaluator = MemoryEvaluator(OpGraph.build(trace, default_hardware(trace.provenance.gpu.name)))
     program = evaluator.program(plan)
     use = memory_of(evaluator.storages, program)
