@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,15 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize import cache, choose, make, mix
-from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.captured import Captured, capture_bound
 from gpusim.gpu.optimize.executors import CpuExecutor
+from gpusim.gpu.optimize.fused import fused
+from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.steps import Given
+from gpusim.gpu.optimize.variant import Variant
+from gpusim.plan.graph import OpGraph
+from gpusim.policies.random_schedules import random_schedule
+from tests.support.networks import Branches, image
 from tests.support.optimizing import batches, eager_step, fast
 
 FAST_NS, SLOW_NS = 1_000, 40_000
@@ -211,3 +219,35 @@ def test_equal_regions_that_would_wait_for_each_other_are_exchanged_one_by_one()
     choice._classes, choice._saved_ns = [[0, 1]], len
     best = choice.choose(lambda: 1.0)
     assert (best.fused, best.predicted_ns, best.tries) == ({0}, 9, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+def test_random_choices_and_schedules_in_a_poisoned_arena_compute_the_same() -> None:
+    from gpusim.gpu.optimize.on_cuda import CudaExecutor
+
+    executor = CudaExecutor(poison=True)
+    check_random_choices(executor, image(8).to(executor.device))
+
+
+def check_random_choices(executor: Any, x: torch.Tensor, choices: int = 12) -> None:
+    """Run random choices of regions of an Inception block, each in a random schedule."""
+    torch.manual_seed(0)
+    model = Branches().to(x.device).eval()
+    given = Given(model, None, None)
+    step = given.step((x.clone(),), {}, executor.device)
+    inputs, rates = [tensor for _, tensor in step.named.values()], LearningRates([], executor.device)
+    calls = capture_bound(step, rates, given.options(step, 0), inputs)
+    kernels = fused(step, calls, "given_layout")
+    timed = [mix.Profiled(each, executor.measured(each, 0, lambda _: None), 1) for each in (calls, kernels)]
+    choice = mix.RegionChoice(*timed, lambda _: 1)
+    draw = random.Random(0)
+    for number in range(choices):
+        chosen = {region for region in range(len(choice.regions.regions)) if draw.random() < 0.5}
+        mixed = mix.Mix(choice, chosen, 1, 1).made(step)
+        graph = OpGraph.build(mixed.trace, executor.hardware()[0])
+        ready = executor.prepare(mixed.captured, mixed.trace, random_schedule(graph, number, 0))
+        with torch.no_grad():
+            for each in (x, x.flip(0) * 0.5):
+                found = Variant(mixed.captured, rates, ready).run([each])
+                torch.testing.assert_close(found, model(each), rtol=1e-3, atol=1e-3)
