@@ -40,12 +40,12 @@ class Mixer:
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
-        self._steps: dict[Side, Step] = {"calls": regions.calls, "kernels": regions.kernels}
+        self.steps: dict[Side, Step] = {"calls": regions.calls, "kernels": regions.kernels}
 
     @cached_property
     def _preds(self) -> dict[Side, Sequence[Sequence[int]]]:
         """Predecessors with work of the ops with work of either step."""
-        traces = ((side, step.trace) for side, step in self._steps.items())
+        traces = ((side, step.trace) for side, step in self.steps.items())
         return {side: through_views(trace, dependencies(trace)) for side, trace in traces}
 
     def mixed(self, fused: Collection[int]) -> Mixed:
@@ -60,7 +60,7 @@ class Mixer:
         return Mixed(recorded, origins)
 
     def _op(self, place: Place) -> Op:
-        return self._steps[place[0]].trace.ops[place[1]]
+        return self.steps[place[0]].trace.ops[place[1]]
 
     def _chosen(self, fused: Collection[int]) -> list[Place]:
         chosen: list[Place] = []
@@ -105,7 +105,7 @@ class Mixer:
 
     def _edges(self, chosen: set[Place]) -> Iterator[tuple[Place, Place]]:
         """Yield pairs of an op and one that must follow it."""
-        for side, step in self._steps.items():
+        for side, step in self.steps.items():
             for index in step.working:
                 if (side, index) in chosen:
                     yield from (((side, p), (side, index)) for p in self._preds[side][index] if (side, p) in chosen)
@@ -117,15 +117,14 @@ class Mixer:
                 yield from ((one, two) for one in makers for two in takers)
         users: dict[_Memory, tuple[list[Place], list[Place]]] = {}
         for place in chosen:
-            step = self._steps[place[0]]
+            step = self.steps[place[0]]
             op = step.trace.ops[place[1]]
             written = {step.trace.tensors[t].storage for t in op.writes}
             for storage in touched(step.trace, op):
                 if storage in self.regions.states[place[0]]:
                     users.setdefault(self.memory(place[0], storage), ([], []))[storage in written].append(place)
         for readers, writers in users.values():  # `Regions` has joined what reads a new state with what writes it
-            apart = ((r, w) for r in readers for w in writers if self.regions.of[r] != self.regions.of[w])
-            yield from apart
+            yield from ((r, w) for r in readers for w in writers if self.regions.of[r] != self.regions.of[w])
 
     # --- Memory ---
 
@@ -147,18 +146,17 @@ class _Made:
     tensors: list[Tensor] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     named: dict[int, str] = field(default_factory=dict)
-    initial: dict[int, object] = field(default_factory=dict)
     _storages: dict[_Memory, int] = field(default_factory=dict)
     _places: dict[Shape, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for side, step in self.mixer._steps.items():
+        for side, step in self.mixer.steps.items():
             for index, name in step.recorded.named.items():
                 self.named.setdefault(self.tensor(side, index), name)
 
     def tensor(self, side: Side, index: int) -> int:
         """Return the tensor here for one of either step; a new one is added."""
-        step = self.mixer._steps[side]
+        step = self.mixer.steps[side]
         theirs = step.trace.tensors[index]
         storage = self._storage(step, theirs.storage)
         role = theirs.role if theirs.init is not None or theirs.role not in ("output", "gradient") else "activation"

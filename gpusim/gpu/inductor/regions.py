@@ -73,6 +73,10 @@ class Step:
         fills = tensor.offset == 0 and size == self.trace.storages[tensor.storage].bytes
         return fills and is_dense(tensor.shape, tensor.stride)
 
+    def is_made(self, storage: int) -> bool:
+        """Whether the step makes a storage's elements."""
+        return storage in self.writers and storage not in self.kept
+
     def is_written_once(self, storage: int) -> bool:
         """Whether no element of a storage is written twice."""
         tensors = [
@@ -87,7 +91,7 @@ class Step:
 
 
 class Regions:
-    """Regions of a step that `calls` has as ATen calls and `kernels` as Inductor's kernels, given by own_step.
+    """Regions of a step that `calls` has as ATen calls and `kernels` as Inductor's kernels, with `Recorded.alike`.
 
     Raises `CaptureError` where a region would have ops of one step only.
     """
@@ -156,8 +160,8 @@ class Regions:
             and _in_memory(mine) == _in_memory(other)
             and self.kernels.is_whole(mine)
             and self.calls.is_whole(other)
-            and mine.storage in self.kernels.writers.keys() - self.kernels.kept
-            and other.storage in self.calls.writers.keys() - self.calls.kept
+            and self.kernels.is_made(mine.storage)
+            and self.calls.is_made(other.storage)
         )
 
     # --- Joining ---
