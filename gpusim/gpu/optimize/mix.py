@@ -137,18 +137,22 @@ class RegionChoice:
     def choose(self, left_s: Callable[[], float]) -> Mix:
         """Return the best choice found within the time left."""
         chosen, best_ns, tries = self._begin, self.best_ns, 0
-        waiting = deque(sorted(self._classes, key=self._saved_ns, reverse=True))
+        classes = sorted(self._classes, key=self._saved_ns, reverse=True)
+        waiting = deque(classes)
+        improved = False
         while waiting and left_s() > 0:
             numbers = waiting.popleft()
-            other = chosen.symmetric_difference(numbers)
+            other = chosen.difference(numbers) if chosen.issuperset(numbers) else chosen.union(numbers)
             try:
                 predicted_ns = self.predict(self.trace(self.mixer.mixed(other)))
             except CaptureError:  # these regions would wait for each other
                 waiting.extend([number] for number in numbers if len(numbers) > 1)
-                continue
-            tries += 1
-            if predicted_ns < best_ns:
-                chosen, best_ns = other, predicted_ns
+            else:
+                tries += 1
+                if predicted_ns < best_ns:
+                    chosen, best_ns, improved = other, predicted_ns, True
+            if not waiting and improved:  # once more beside what was exchanged
+                waiting, improved = deque(classes), False
         return Mix(self, chosen, best_ns, tries)
 
     def trace(self, mixed: Mixed) -> Trace:
