@@ -1,7 +1,7 @@
 """Write measured and predicted times into research/2026-11-23-stream-mode.md: python scripts/make_stream_page.py.
 
 Launches into many streams: the stored table in tests/data, and those of `gpusim calibrate --rules` in
-validate/results/rules_*.json. Eager steps: every bundled trace and every trace of the recipe `fidelity`.
+research/data/rules_*.json. Eager steps: every bundled trace and every trace of the recipe `fidelity`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HARDWARE = "h200"
 def tables() -> list[tuple[str, HyperQ]]:
     """Return every measured table with its file."""
     measured = [(STORED.relative_to(ROOT).as_posix(), read_hyper_q(STORED))]
-    for path in sorted((ROOT / "validate" / "results").glob("rules_*.json")):
+    for path in sorted((ROOT / "research" / "data").glob("rules_*.json")):
         report = read_rules(path)
         if report.hyper_q is not None:
             measured.append((path.relative_to(ROOT).as_posix(), report.hyper_q))

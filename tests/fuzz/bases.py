@@ -244,7 +244,8 @@ def pairs() -> tuple[Document, ...]:
 
 @functools.cache
 def rules() -> tuple[Document, ...]:
-    return (_shortened(json.loads(next(resource_dir("validate/results").glob("rules_*.json")).read_bytes())),)
+    folder = Path(__file__).parents[2] / "research" / "data"
+    return (_shortened(json.loads(next(folder.glob("rules_*.json")).read_bytes())),)
 
 
 @functools.cache
