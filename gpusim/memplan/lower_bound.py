@@ -4,8 +4,9 @@ While op t of the forward pass runs, or the first op after it, each storage that
 the GPU, on the host, or gone and to be computed again. What is over the budget then, D bytes, is one of the last two:
 
 1. *Copies.* What is on the host was copied out before op t starts, and comes back after it. So m bytes take at least
-   m / bandwidth each way, and as far as that is longer than the ops before t, op t starts later. Kernels beside a copy
-   take `1 + kernel_slowdown` times as long. Of the copies out either the delay counts or the slower kernels.
+   m / bandwidth each way, `1 + copy_slowdown` times as long beside kernels, and as far as that is longer than the ops
+   before t, op t starts later. Kernels beside a copy take `1 + kernel_slowdown` times as long. Of the copies out either
+   the delay counts or the slower kernels.
 2. *Recomputation.* What is gone is written again by every op of the forward pass that wrote it. What these ops read
    and the step does not save is computed again, too, unless it stays; where it is no smaller than all that is computed
    from it, keeping it frees nothing. An op that serves several such storages runs once for all: each is charged the
@@ -14,12 +15,13 @@ the GPU, on the host, or gone and to be computed again. What is over the budget 
 The bound takes storages by parts, the cheapest for their bytes first, and for each op t chooses the best m:
 
     step >= keep_all + min over m of (cheapest recomputation of D - m bytes) + f * m / bandwidth back - f * idle time
-                                     + max(m / bandwidth out - start of t, f * m / bandwidth out)
+                                     + max((m - free bytes) / bandwidth out, f * m / bandwidth out)
 
-with f = `kernel_slowdown / (1 + 2 kernel_slowdown)`. It leaves out latencies, what recomputation needs of storages that
-are gone, too, and the time at which a storage is made. It holds for plans on one stream that keep the forward pass in
-recorded order. On any stream and in any order, no plan keeps less than one op alone takes: what it reads and makes, its
-workspace, and all that was there before the step.
+with f = `kernel_slowdown / (1 + 2 kernel_slowdown) * (1 + copy_slowdown)`, and as free bytes what is copied before t.
+It leaves out latencies, waits for copies, what recomputation needs of storages that are gone, too, and the time at
+which a storage is made. It holds for plans on one stream that keep the forward pass in recorded order. On any stream
+and in any order, no plan keeps less than one op alone takes: what it reads and makes, its workspace, and all that was
+there before the step.
 """
 
 from __future__ import annotations
@@ -102,18 +104,22 @@ class LowerBound:
         ]
         if sum(each for each, _ in there) < over_bytes:
             return None
-        return cheapest_ns(there, over_bytes, self._copies, self._start_ns[op]) - _slower(self._copies) * self._idle_ns
+        cost_ns = cheapest_ns(there, over_bytes, self._copies, self._start_ns[op], self._idle_ns)
+        return cost_ns - _slower(self._copies) * self._idle_ns
 
 
-def cheapest_ns(there: Sequence[tuple[int, float]], over_bytes: float, link: Copies, before_ns: float) -> float:
+def cheapest_ns(
+    there: Sequence[tuple[int, float]], over_bytes: float, link: Copies, before_ns: float, idle_ns: float = 0.0
+) -> float:
     """Return the least time that `over_bytes` cost.
 
     `there` are bytes and ns a byte of recomputation. Copies out may run for the first `before_ns` of the step without
-    delay.
+    delay, at most `idle_ns` of which without a kernel.
     """
     out, back = (copies.full_bytes_per_ns(link, to_device) for to_device in (False, True))
     slower = _slower(link)
-    beside = (out * before_ns / (1 - slower), slower / out + slower / back)
+    free_bytes = out * (before_ns + link.copy_slowdown * min(idle_ns, before_ns)) / (1 + link.copy_slowdown)
+    beside = (free_bytes / (1 - slower), slower / out + slower / back)
     left, cost_ns = over_bytes, 0.0
     for size, price in sorted([*there, beside, (inf, 1.0 / out + slower / back)], key=lambda each: each[1]):
         part = min(size, left)
@@ -125,8 +131,8 @@ def cheapest_ns(there: Sequence[tuple[int, float]], over_bytes: float, link: Cop
 
 
 def _slower(link: Copies) -> float:
-    """Return the least time that kernels lose for each ns of a copy beside them, also with copies both ways."""
-    return link.kernel_slowdown / (1 + 2 * link.kernel_slowdown)
+    """Return the least time that kernels lose for each ns that a copy would take alone, if it runs beside them."""
+    return link.kernel_slowdown / (1 + 2 * link.kernel_slowdown) * (1 + link.copy_slowdown)
 
 
 def prices(storages: Storages, solo_ns: Sequence[float]) -> dict[int, float]:

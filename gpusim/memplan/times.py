@@ -55,17 +55,22 @@ class OpTimes:
 
 @dataclass(frozen=True)
 class Link:
-    """Cost of copies: bytes per ns in each direction, and the fixed time of a copy."""
+    """Cost of copies beside kernels: bytes per ns in each direction, and the fixed time of a copy."""
 
     out_bytes_per_ns: float
     back_bytes_per_ns: float
     latency_ns: float
+    wait_ns: float = 0.0
+    """What an op takes longer that waits for a copy, even one that has ended."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> Link:
         """Return the link of the step's GPU, one direction at a time."""
         copies = graph.hardware.copies
-        return cls(copies.d2h_bytes_per_ns, copies.h2d_bytes_per_ns, copies.latency_ns)
+        slower = 1 + copies.copy_slowdown
+        return cls(
+            copies.d2h_bytes_per_ns / slower, copies.h2d_bytes_per_ns / slower, copies.latency_ns, copies.switch_ns
+        )
 
     def out_ns(self, size: int) -> float:
         return self.latency_ns + size / self.out_bytes_per_ns
@@ -174,8 +179,9 @@ def placed_copies(
     """Place the copies of these storages so that ops wait as little as possible.
 
     Copies out run in sequence, each from the last use in the forward pass on. Memory is freed before the first op that
-    starts after the copy's end, at the latest before the first op of the backward pass. Copies back run almost as late
-    as possible before their storage's place in `needs`. Where tensors in transit have no `room`, ops wait.
+    starts after the copy's end, at the latest before the first op of the backward pass. With `room`, that is left until
+    an op needs memory: then all that have ended are freed, for one wait. Copies back run almost as late as possible
+    before their storage's place in `needs`. Where tensors in transit have no `room`, ops wait.
     """
     last_forward = last_forward_places(storages, times, moved)
     turn = times.place[min(storages.first_backward, len(times.order) - 1)]
@@ -207,8 +213,11 @@ def _freed(
         arrivals.setdefault(place, []).append(storage)
     for place in range(turn + 1):
         now = times.start_ns[place] + late_ns
-        while leaving and (
-            leaving[0][0] <= now or place == turn or (room is not None and room.missing(place, waiting_bytes) > 0)
+        tight = room is None or place == turn or room.missing(place, waiting_bytes) > 0
+        while (
+            leaving
+            and tight
+            and (leaving[0][0] <= now or place == turn or (room is not None and room.missing(place, waiting_bytes) > 0))
         ):
             end_ns, storage = leaving.popleft()
             late_ns += max(0.0, end_ns - now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,9 @@ from gpusim.memplan.policies.vdnn import vdnn_all
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.plan.graph import OpGraph
 from gpusim.units import parse_bytes
+from tests.support.helpers import make_hardware
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of
 
 COPY_NS = SIZE // 50
@@ -163,3 +166,23 @@ def test_placing_waits_only_where_memory_asks_for_it() -> None:
     soon = {o.storage: o.free for o in place_copies(storages, times, link, moved, needs, tight)}
     assert late[moved[0]] == op_of(trace, "b5")  # late: at the turn, not before
     assert soon[moved[0]] == op_of(trace, "f2")  # at once
+
+
+def test_copies_that_have_ended_are_freed_together_once_memory_is_needed() -> None:
+    # Copies of 84 us beside ops of 200 us: a0's has ended when f3 starts, a1's when f4 does. Memory is short at f5.
+    trace = chain_step(7, dur_ns=200_000)
+    storages, times = Storages.of(trace), OpTimes.of(graph_of(trace))
+    moved = [storage_of(trace, name) for name in ("a0", "a1")]
+    level = [0] * len(trace.ops)
+    level[times.place[op_of(trace, "f5")]] = SIZE
+    placed = place_copies(
+        storages, times, Link.of(graph_of(trace)), moved, first_needs(storages, times, moved), Room(level, 2 * SIZE)
+    )
+    assert {trace.ops[each.free].name for each in placed} == {"f5"}
+
+
+def test_link_of_a_plan_is_the_one_beside_kernels() -> None:
+    hardware = make_hardware(d2h=8.0, h2d=4.0)
+    copies = msgspec.structs.replace(hardware.copies, copy_slowdown=1.0, switch_ns=5.0)
+    link = Link.of(OpGraph.build(chain_step(2), msgspec.structs.replace(hardware, copies=copies)))
+    assert (link.out_bytes_per_ns, link.back_bytes_per_ns, link.wait_ns) == (4.0, 2.0, 5.0)

@@ -28,7 +28,7 @@ from tests.support.memory_steps import SIZE, chain_step, graph_of, storage_of, s
 ROUNDING_NS = 2_000
 
 
-def link(kernel_slowdown: float = 0.0) -> Copies:
+def link(kernel_slowdown: float = 0.0, copy_slowdown: float = 0.0) -> Copies:
     """10 bytes a ns each way."""
     return Copies(
         h2d_bytes_per_ns=10.0,
@@ -36,6 +36,7 @@ def link(kernel_slowdown: float = 0.0) -> Copies:
         both_bytes_per_ns=20.0,
         latency_ns=0.0,
         kernel_slowdown=kernel_slowdown,
+        copy_slowdown=copy_slowdown,
     )
 
 
@@ -58,6 +59,13 @@ def test_kernels_beside_copies_are_slower() -> None:
     assert cheapest_ns([(40, 0.01)], 100, link(0.125), 9.0) == pytest.approx(40 * 0.01 + 60 * 0.02)
     assert cheapest_ns([(40, 0.03)], 100, link(0.125), 9.0) == pytest.approx(2.0)
     assert cheapest_ns([], 110, link(0.125), 9.0) == pytest.approx(2.0 + 10 * (0.1 + 0.01))
+
+
+def test_copies_beside_kernels_are_slower() -> None:
+    """At half the bandwidth beside kernels, 20 bytes leave in 4 ns; with 2 ns of them idle, 30."""
+    assert cheapest_ns([], 100, link(copy_slowdown=1.0), 4.0) == pytest.approx(8.0)
+    assert cheapest_ns([], 100, link(copy_slowdown=1.0), 4.0, 2.0) == pytest.approx(7.0)
+    assert cheapest_ns([], 100, link(copy_slowdown=1.0), 4.0, 9.0) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("name", ["googlenet-train-b8", "resnet50-train-b8"])

@@ -95,6 +95,7 @@ class Exchange:
         solo_ns, size = planner.setting.graph.solo_ns, planner.storages.bytes
         cost_ns = sum(solo_ns[op] for redo in redos for op in redo.ops)
         cost_ns += self._beside_ns * sum(size[storage] for storage in choice.moved)
+        cost_ns += planner.link.wait_ns * len(choice.moved)
         if cost_ns >= most_ns or planner.floor_bytes(choice) > self.budget_bytes:
             return inf
         if not choice.moved:

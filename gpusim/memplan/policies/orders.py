@@ -92,6 +92,10 @@ class Orders:
             self._moved[share] = self._moved_at(share)
         return self._moved[share]
 
+    def _saving(self, storage: int) -> float:
+        """Return what a byte saves that moves instead of being recomputed, in ns."""
+        return (self.price_ns[storage] - self.setting.link.wait_ns) / self.storages.bytes[storage]
+
     def _moved_at(self, share: float) -> tuple[int, ...]:
         if not share:
             return ()
@@ -101,7 +105,9 @@ class Orders:
         copies = CopiesOut(self.times, self.setting.link)
         chosen: list[int] = []
         pinned = 0
-        for storage in sorted(self.actionable, key=lambda s: (-self.density(s), last[s])):
+        for storage in sorted(self.actionable, key=lambda s: (-self._saving(s), last[s])):
+            if self._saving(storage) <= 0:
+                break
             if limit is not None and pinned + size[storage] > limit:
                 continue
             if copies.add((last[storage], storage), size[storage], share * turn_ns):
