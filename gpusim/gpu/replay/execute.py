@@ -66,7 +66,7 @@ class Runner:
         """Variant that `run` uses for each op, counted from 1; 0: as captured. Empty: all as captured."""
         self.covered: dict[int, int] = {}
         """Fused op -> the op whose variant does its work, so that `run` skips it."""
-        self._kept: dict[tuple[int, VariantSettings], Kept] = {}
+        self._kept: dict[tuple[tuple[int, ...], VariantSettings], Kept] = {}
         self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
         self.initial_bytes = sum(
             trace.storages[storage].bytes for storage in {t.storage for t in trace.tensors if t.init is not None}
@@ -94,8 +94,11 @@ class Runner:
         if variant is None or not variant.covers:
             self.store(op, self.call(op, *self.arguments(op)))
             return
-        chain = sorted((op, *variant.covers))
-        for each, results in zip(chain, self.call_chain(chain, variant.settings), strict=True):
+        self.run_chain(sorted((op, *variant.covers)), variant.settings)
+
+    def run_chain(self, chain: Sequence[int], settings: VariantSettings) -> None:
+        """Run ops, in recorded order, as one fused call, and keep their results. Raises `ReplayError`."""
+        for each, results in zip(chain, self.call_chain(chain, settings), strict=True):
             for index, part in zip(self.trace.ops[each].outputs, results, strict=True):
                 if index is not None and part is not None:
                     self._keep(each, index, part)
@@ -110,7 +113,7 @@ class Runner:
         for op in chain:
             calls.append(self.arguments(op, without=made_before))
             made_before.update(tensor for tensor in self.trace.ops[op].outputs if tensor is not None)
-        kept = self._kept.setdefault((chain[0], settings), {})
+        kept = self._kept.setdefault((tuple(chain), settings), {})
         targets = tuple(self.trace.ops[op].target for op in chain)
         outputs = [self._outputs(op) for op in chain]
         return self._tried(chain[0], lambda: call_chain(targets, calls, settings, outputs, kept))
