@@ -49,7 +49,7 @@ EdgeKind = Literal["stream", "event", "data", "graph", "assumed"]
 Quality = Literal["data", "graph", "event", "stream", "assumed", "none"]
 #: Target of an op that is an Inductor kernel; the trace has its code under `sources`.
 KERNEL: Final = "inductor.kernel"
-Composition = Literal["native", "by_sample", "forward_pool", "by_index", "fused", "joined"]
+Composition = Literal["native", "by_sample", "forward_pool", "by_index", "fused", "joined", "merged"]
 
 
 class Gpu(Document, frozen=True, kw_only=True):
@@ -256,7 +256,8 @@ class VariantSettings(Document, frozen=True, kw_only=True):
     composition: Composition | None = None
     """Alternative lowering of the operator. `native`, `by_sample`: batch norm by torch's own kernels, or sample by
     sample. `forward_pool`: backward of an average pool as a pool. `by_index`: backward of a max pool by its indices.
-    `fused`: convolution and ReLU by cuDNN. `joined`: elementwise ops fused into one kernel."""
+    `fused`: convolution and ReLU by cuDNN. `joined`: elementwise ops fused into one kernel. `merged`: convolutions of
+    one input as one."""
 
 
 class Variant(Document, frozen=True, kw_only=True):

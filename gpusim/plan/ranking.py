@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.tasks import Task
+from gpusim.trace.merging import plain_variants
 
 
 def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None) -> tuple[int, ...]:
@@ -13,7 +14,7 @@ def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None)
 
     The cost weighs time alone against SM area by `area_weight`; at 0 only time counts. Ops fused into a variant are
     credited to it: later ops at their best cost, earlier ones as captured. With `name`, only variants of that name
-    compete.
+    compete. Merges never do: they are a choice of the schedule.
     """
 
     def cost(op: int, number: int) -> float:
@@ -27,7 +28,7 @@ def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None)
     least = [0.0] * len(graph)
     best = [0] * len(graph)
     for op in reversed(range(len(graph))):
-        variants = graph.trace.ops[op].variants
+        variants = graph.trace.ops[op].variants[: plain_variants(graph.trace.ops[op])]
         numbers = [0, *(number for number, variant in enumerate(variants, 1) if name is None or variant.name == name)]
         least[op], best[op] = min((cost(op, number), number) for number in numbers)
     return tuple(best)

@@ -88,7 +88,7 @@ class Schedule:
         for op, number in enumerate(self.variants):
             if not 0 <= number <= len(ops[op].variants):
                 raise ScheduleError(name, f"op '{ops[op].name}' has no variant {number}, of {len(ops[op].variants)}")
-        for op, before in _disordered(self.order, graph.preds):
+        for op, before in _disordered(self.order, graph.choosing(self.variants).preds):
             raise ScheduleError(name, _against_dependencies(ops, op, before))
         _check_partitions(self.partitions, self.streams, graph.hardware, name)
         return self
@@ -150,7 +150,7 @@ class Schedule:
             if index not in position:
                 raise ScheduleError(file, f"op '{each.name}' of the trace is missing", place="$.placements")
         order = tuple(position)
-        for op, before in _disordered(order, graph.preds):
+        for op, before in _disordered(order, graph.choosing(variants).preds):
             problem = _against_dependencies(trace.ops, op, before)
             raise ScheduleError(file, problem, place=f"$.placements[{position[op]}]")
         for number, partition in enumerate(document.partitions):

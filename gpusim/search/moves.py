@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Layout
 from gpusim.policies.shared.base import work_order
+from gpusim.trace.merging import plain_variants
 
 #: Kinds of moves, and their probabilities.
 RESTREAM, RESTREAM_STRETCH, REORDER, EXCHANGE, VARY = range(5)
@@ -91,8 +92,9 @@ class Moves:
         self.max_streams = max_streams
         self.random = random
         self.work = np.array(work_order(graph), np.int64)
-        self.variable = [op for op, others in enumerate(graph.variants) if others] if variants else []
-        """Ops with variants that the search may choose."""
+        self.variants = list(map(plain_variants, graph.trace.ops)) if variants and graph.variants else []
+        """Number of variants of each op that the search may choose."""
+        self.variable = [op for op, count in enumerate(self.variants) if count]
         self.shares: tuple[float, ...] = MOVE_SHARES_WITH_VARIANTS if self.variable else MOVE_SHARES
 
     def draw(self, current: Current, count: int) -> Candidates:
@@ -128,7 +130,7 @@ class Moves:
         """Change the variants of some ops in one row."""
         for draws in self.random.random((count, 4)).tolist():
             op = self.variable[int(draws[0] * len(self.variable))]
-            candidates.variants[row, op] = int(draws[1] * (1 + len(self.graph.variants[op])))
+            candidates.variants[row, op] = int(draws[1] * (1 + self.variants[op]))
             if draws[2] < 0.5:  # a smaller kernel pays off only next to another
                 candidates.streams[row, op] = int(draws[3] * self.max_streams)
 

@@ -20,6 +20,7 @@ from gpusim.text import shortened
 from gpusim.trace.dependencies import dependencies, handles
 from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.trace.fusion import MAX_LOOKED_AT, MAX_OPS, TOO_LONG, CoverRules
+from gpusim.trace.merging import is_merge, plain_variants
 
 
 def check_trace(trace: Trace, file: str) -> None:
@@ -232,8 +233,10 @@ def _check_covers(trace: Trace, file: str) -> None:
         raise TraceError(file, TOO_LONG, place=f"$.ops[{index}].variants[{number}].covers")
     rules = CoverRules(trace, preds)
     for index, number in covering:
+        if is_merge(trace.ops[index].variants[number]) and number < plain_variants(trace.ops[index]):
+            raise TraceError(file, "merges come behind other variants", place=f"$.ops[{index}].variants[{number}]")
         variant = trace.ops[index].variants[number]
-        problem = rules.problem(index, variant.covers)
+        problem = rules.problem(index, variant.covers, beside=is_merge(variant))
         if problem is not None:
             place = f"$.ops[{index}].variants[{number}].covers"
             raise TraceError(file, f"variant '{variant.name}' cannot do the work of others: {problem}", place=place)

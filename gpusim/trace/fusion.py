@@ -2,7 +2,7 @@
 
 A covered op launches nothing; its results exist when the op with the variant has ended. The inputs of covered later ops
 must exist before that op starts, and no other op may use a value that is never written. Of covered earlier ops, no
-other op may use the results.
+other op may use the results. A merge covers later ops beside it (`gpusim.trace.merging`), whose results all exist.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ class CoverRules:
             for mentioned in tensors:
                 self.users.setdefault(trace.tensors[mentioned].storage, {})[index] = None
 
-    def problem(self, op: int, covers: Sequence[int]) -> str | None:
-        """Return the reason why a variant of `op` cannot cover these ops, all later or all earlier, or None."""
+    def problem(self, op: int, covers: Sequence[int], *, beside: bool = False) -> str | None:
+        """Return the reason why a variant of `op` cannot cover these ops, all later or all earlier, or None.
+
+        `beside` is for a merge, which covers later ops that do not depend on it.
+        """
         if len(covers) > MAX_COVERS:
             return f"it covers {len(covers)} ops; the limit is {MAX_COVERS}"
         chain = sorted((op, *covers))
@@ -62,6 +65,8 @@ class CoverRules:
         for covered in covers:
             if not self.trace.ops[covered].kernels or self.trace.ops[covered].random:
                 return f"op '{self.trace.ops[covered].name}' has no kernels, or draws random numbers"
+        if beside:
+            return self._beside(op, covers)
         if op == chain[-1]:
             return self._before(op, covers)
         return self._behind(chain, covers)
@@ -82,6 +87,24 @@ class CoverRules:
             problem = self._hidden(chain, place)
             if problem is not None:
                 return problem
+        return None
+
+    def _beside(self, op: int, covers: Sequence[int]) -> str | None:
+        """Check covered ops beside this one: all inputs exist before it, and nobody uses the memory of results yet."""
+        if covers[0] < op:
+            return "a merge covers later ops"
+        for covered in covers:
+            name = self.trace.ops[covered].name
+            results = {t for t in (*self.trace.ops[covered].outputs, *self.trace.ops[covered].writes) if t is not None}
+            users = {user for tensor in results for user in self.users[self.trace.tensors[tensor].storage]}
+            if self._takes_too_long(1 + len(self.preds[covered]) + len(users)):
+                return TOO_LONG
+            late = [p for p in self.preds[covered] if not self.before[op] >> p & 1]
+            if late:
+                return f"op '{name}' needs op '{self.trace.ops[late[0]].name}', which may end later"
+            early = [user for user in sorted(users) if user < covered]
+            if early or any(self.trace.tensors[tensor].init is not None for tensor in results):
+                return f"op '{name}' writes memory that is in use before"
         return None
 
     def _before(self, op: int, covers: Sequence[int]) -> str | None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gpusim.cli import cli
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.reference import ReferenceEngine
-from gpusim.errors import TraceError
+from gpusim.errors import ScheduleError, TraceError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace, Variant, VariantSettings
 from gpusim.plan.graph import OpGraph
@@ -129,6 +129,76 @@ def test_file_with_a_variant_that_cannot_cover_is_refused_with_the_place() -> No
     check_trace(covering(trace, {0: [(100, ())]}), "t.json")
     with pytest.raises(TraceError, match=r"\$\.ops\[0\]\.variants\[0\]\.covers.*op 'b' does not depend on it"):
         check_trace(covering(trace, {0: [(100, (1,))]}), "t.json")
+
+
+MERGED = VariantSettings(composition="merged")
+
+
+def merging(trace: Trace, op: int, covers: tuple[int, ...], dur_ns: int = 100) -> Trace:
+    """Return the trace with one more variant of an op, which merges it with others."""
+    ops = list(trace.ops)
+    merge = Variant(name="merged", settings=MERGED, kernels=(kernel(dur_ns),), covers=covers)
+    ops[op] = msgspec.structs.replace(ops[op], variants=(*ops[op].variants, merge))
+    return msgspec.structs.replace(trace, ops=tuple(ops))
+
+
+@pytest.mark.parametrize(
+    ("steps", "op", "why"),
+    [
+        ([op("a", "x"), op("b", "x")], 0, None),
+        ([op("first", "x"), op("a", "first"), op("other", "a"), op("b", "first")], 1, None),
+        ([op("a", "x"), op("b", "a")], 0, "op 'b' needs op 'a', which may end later"),
+        ([op("a", "x"), op("late", "x"), op("b", "late")], 0, "op 'b' needs op 'late', which may end later"),
+        ([op("a", "x"), op("use", "y"), in_place("b", "y")], 0, "needs op 'use'"),
+        ([op("a", "x"), in_place("b", "y", "x")], 0, "op 'b' writes memory that is in use before"),
+    ],
+)
+def test_what_may_be_merged(steps: list[Step], op: int, why: str | None) -> None:
+    """All inputs of the covered op exist before the first one, and its results have memory of their own."""
+    trace = make_trace(steps)
+    found = CoverRules(trace, dependencies(trace)).problem(op, (len(steps) - 1,), beside=True)
+    assert found is None if why is None else why in str(found)
+
+
+def test_merges_come_last_and_cover_later_ops() -> None:
+    made = make_trace([op("a", "x"), op("b", "x"), op("c", "a"), op("d", "b")], outputs="c d")
+    check_trace(merging(covering(made, {0: [(100, ())]}), 0, (1,)), "t.json")
+    with pytest.raises(TraceError, match=r"\$\.ops\[1\].*a merge covers later ops"):
+        check_trace(merging(made, 1, (0,)), "t.json")
+    wrong = merging(made, 0, (1,))
+    plain = Variant(name="plain", settings=VariantSettings(), kernels=(kernel(100),))
+    first = msgspec.structs.replace(wrong.ops[0], variants=(*wrong.ops[0].variants, plain))
+    with pytest.raises(TraceError, match=r"\$\.ops\[0\]\.variants\[0\]: merges come behind other variants"):
+        check_trace(msgspec.structs.replace(wrong, ops=(first, *wrong.ops[1:])), "t.json")
+
+
+def test_what_follows_a_merged_op_waits_for_the_merge_alone() -> None:
+    """a and b as one take 1500 ns in place of 1000 each; their followers start then, on streams of their own."""
+    steps = [op("a", "x"), op("b", "x"), op("c", "a"), op("d", "b")]
+    made = merging(make_trace(steps, outputs="c d"), 0, (1,), 1500)
+    graph = build_graph(made)
+    streams, chosen = [0, 1, 0, 1], (1, 0, 0, 0)
+    plan = lowered(graph, range(4), streams, variants=chosen)
+    assert [(task.op, task.queue, task.deps) for task in plan.tasks] == [(0, 0, ()), (2, 0, ()), (3, 1, (0,))]
+    assert plan.tasks[0].dur_ns == 1500
+    found = BatchEngine(graph).evaluate([range(4)], [streams], [chosen], peak=True)
+    expected = ReferenceEngine().run(plan, graph.hardware)
+    assert found.peak_bytes is not None
+    assert (found.makespan_ns[0], found.peak_bytes[0]) == (expected.makespan_ns, expected.peak_bytes)
+
+
+def test_order_with_a_merged_op_first_is_refused_and_the_search_takes_no_merge() -> None:
+    """A merge is a choice of the schedule: a launch order that puts d before a is legal without it alone."""
+    steps = [op("a", "x"), op("b", "x"), op("c", "a"), op("d", "b")]
+    made = merging(covering(make_trace(steps, outputs="c d"), {0: [(1, ())], 2: [(900, ())]}), 0, (1,))
+    graph = build_graph(made)
+    schedule_of([1, 3, 0, 2], [0, 1, 0, 1]).check(graph)
+    with pytest.raises(ScheduleError, match="op 'b' comes before 'a'"):
+        schedule_of([1, 3, 0, 2], [0, 1, 0, 1], variants=(2, 0, 0, 0)).check(graph)
+    assert ranked_variants(graph, 0.0) == (1, 0, 1, 0)
+    start = POLICIES["critical_path"](graph, 2)
+    found = refine(graph, [start], 2, budget_s=60, seed=0, evaluations=500, variants=True)
+    assert all(each.variants in ((), (1, 0, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0)) for each in found.schedules)
 
 
 @pytest.fixture

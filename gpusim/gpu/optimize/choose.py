@@ -23,6 +23,7 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
 from gpusim.search.trial import contenders
+from gpusim.trace.merging import is_merge
 from gpusim.units import format_bytes
 
 Say = Callable[[str], None]
@@ -244,13 +245,14 @@ def in_turns(groups: Sequence[Sequence[Candidate]], executor: Executor) -> list[
 def without_kept_factors(trace: Trace) -> Trace:
     """Drop variants that keep values derived from weights: the user's weights may change between calls.
 
-    Those are batch norm folded into a convolution or into factors, and weights in another layout.
+    Those are batch norm folded into a convolution or into factors, weights in another layout, and merged ones.
     """
 
     def holds(index: int, variant: Variant) -> bool:
         chain = [trace.ops[op] for op in (index, *variant.covers)]
         folded = any(op.target in NORMS and not op.args[5] for op in chain)
-        return bool(variant.covers) and (folded or variant.settings.memory_format is not None)
+        changed = folded or variant.settings.memory_format is not None or is_merge(variant)
+        return bool(variant.covers) and changed
 
     ops = (
         msgspec.structs.replace(op, variants=tuple(v for v in op.variants if not holds(index, v)))

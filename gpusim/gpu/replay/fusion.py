@@ -4,7 +4,8 @@ Each kernel of a step costs a launch, and an elementwise kernel reads and writes
 convolutions that add a bias and end in a ReLU (`fused`). In inference, batch norm is a factor and a summand per
 channel, folded into the weights. Remaining elementwise ops in sequence become one kernel (`joined`), compiled at its
 first call (`torch.cuda.jiterator`). So do sums of several gradients, in place of the last sum; for a step of SGD torch
-has a kernel. Without a GPU, plain operators replace cuDNN's and the compiled ones.
+has a kernel. Convolutions of one input can be one (`merged`, `gpusim.trace.merging`). Without a GPU, plain operators
+replace cuDNN's and the compiled ones.
 """
 
 from __future__ import annotations
@@ -207,6 +208,8 @@ def fused(targets: tuple[str, ...], composition: Composition) -> Chained:
 
 def _function(targets: tuple[str, ...], composition: Composition) -> Chained | None:
     first, *middle, last = targets
+    if composition == "merged":
+        return _merged_convolutions if set(targets) == {CONVOLUTION} else None
     if composition == "joined" and set(targets) == {SUM} and 1 < len(targets) <= MAX_SUMS:
         return _sum_of_all
     if composition == "fused" and targets == SGD:
@@ -242,6 +245,42 @@ def _convolution_relu(calls: list[Call], channels_last: bool, kept: Kept) -> Res
         result = torch.relu(torch.conv2d(image, weight, bias, stride, padding, dilation, groups))
     unneeded: Results = [[None], [None, *[image.new_empty(0)] * 3]]
     return [*unneeded[: len(calls) - 1], [result]]
+
+
+def _merged_convolutions(calls: list[Call], _layout: bool, kept: Kept) -> Results:
+    """Run convolutions of one input as one: filters padded to one size and joined, results split.
+
+    The joined filters are kept. For one contiguous image the results are views; otherwise they are copied, as part of
+    the variant. Raises `ValueError` for convolutions that differ in more than their filters.
+    """
+    image, weight, _, stride, _, dilation, *transposed = calls[0][0]
+    for arguments, _ in calls[1:]:
+        alike = arguments[0] is image and arguments[3] == stride and arguments[5] == dilation
+        if not alike or arguments[6:] != transposed or arguments[1].dtype != weight.dtype:
+            raise ValueError("convolutions that differ in more than their filters cannot be merged")
+    paddings = [max(arguments[4][axis] for arguments, _ in calls) for axis in (0, 1)]
+
+    def joined() -> tuple[Any, Any]:
+        weights = [arguments[1] for arguments, _ in calls]
+        biases = [arguments[2] for arguments, _ in calls]
+        height, width = (max(each.shape[axis] for each in weights) for axis in (2, 3))
+        padded = []
+        for each in weights:
+            down, across = (height - each.shape[2]) // 2, (width - each.shape[3]) // 2
+            padded.append(torch.nn.functional.pad(each, (across, across, down, down)))
+        if all(bias is None for bias in biases):
+            return torch.cat(padded), None
+        shifts = (
+            each.new_zeros(each.shape[0]) if bias is None else bias for each, bias in zip(weights, biases, strict=True)
+        )
+        return torch.cat(padded), torch.cat(list(shifts))
+
+    weight, bias = _keep(kept, "merged", joined)
+    result = torch.ops.aten.convolution.default(image, weight, bias, stride, paddings, dilation, *transposed)
+    channels = [arguments[1].shape[0] for arguments, _ in calls]
+    if len(result) == 1:
+        return [[part.unsqueeze(0)] for part in result[0].split(channels)]
+    return [[part] for part in result.split(channels, 1)]
 
 
 def _convolution_then_bias_relu(calls: list[Call], _: bool, _kept: Kept) -> Results:
