@@ -12,9 +12,10 @@ released code (`python/ios/optimizer.py`). The rules:
 4. Networks are scheduled block by block (`gpusim.policies.shared.ios_blocks` finds units and blocks).
 
 IOS measures each stage on the GPU. Here it is simulated (`stage_ns`) with its barriers, unless its cost is given: all
-groups wait for the previous stage, and the next stage waits for all groups. IOS's alternative for a stage, merging
-convolutions of one input into a larger one, needs other kernels and is left out. Groups are the connected components of
-an ending; IOS's code finds only those with a single first op (its issue 10).
+groups wait for the previous stage, and the next stage waits for all groups. IOS's alternative for a stage, convolutions
+of one input merged into a larger one, needs other kernels: a stage may be merged where the caller says that this is
+faster (`Merges`). It then runs on one stream, the merged convolution first. Groups are the connected components of an
+ending; IOS's code finds only those with a single first op (its issue 10).
 
 A schedule here has an order and streams, and dependencies come from data alone, so **the barriers are not enforced when
 it runs**: a group starts once its stream and its own inputs are ready. The simulated makespan of the schedule is
@@ -31,7 +32,8 @@ large step (research/2026-11-23-policies.md), so this policy is marked slow in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -80,22 +82,37 @@ Stage = tuple[tuple[int, ...], ...]
 """The groups of a stage, each with its units in launch order."""
 StageCost = Callable[[Sequence[Sequence[Task]], HardwareModel], float]
 """Function from the tasks of a stage's groups to its time in ns, barriers included."""
+OpStage = tuple[tuple[int, ...], ...]
+"""The groups of a stage, each with its ops in launch order."""
+Merges = Mapping[OpStage, tuple[int, int]]
+"""Stages that are faster merged, with the op and the number of its variant that merges their convolutions; `cost` has
+the times of merged stages.
+"""
 
 
-def ios(graph: OpGraph, streams: int, cost: StageCost | None = None) -> Schedule:
-    """Return the schedule with stages in order, each group of a stage on its own stream; `cost` as for `ios_stages`."""
+def ios(graph: OpGraph, streams: int, cost: StageCost | None = None, merges: Merges | None = None) -> Schedule:
+    """Return the schedule with stages in order, each group of a stage on its own stream; `cost` as for `ios_stages`.
+
+    A stage of `merges` runs on one stream, with that variant.
+    """
     if streams == 1:
         return Schedule.in_recorded_order(len(graph))
     units = units_of(graph)
     order: list[int] = []
     stream_of: dict[int, int] = {}
+    variants = [0] * len(graph)
     for stage in ios_stages(graph, units, min(MAX_GROUPS, streams), cost):
+        merge = (merges or {}).get(tuple(tuple(op for unit in group for op in units.ops[unit]) for group in stage))
+        if merge is not None:
+            op, variants[op] = merge
+            stage = (tuple(sorted(unit for group in stage for unit in group)),)
         place_stage(units, stage, streams, order, stream_of)
-    return spread_views(
+    schedule = spread_views(
         graph,
         [op for unit in order for op in units.ops[unit]],
         {op: stream for unit, stream in stream_of.items() for op in units.ops[unit]},
     )
+    return dataclasses.replace(schedule, variants=tuple(variants)) if any(variants) else schedule
 
 
 def stage_ns(groups: Sequence[Sequence[Task]], hardware: HardwareModel) -> float:

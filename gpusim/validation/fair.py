@@ -38,7 +38,8 @@ def fair_schedules(
     """Yield the `recipe.trials` schedules predicted best of each policy and of the search, on both choices of kernels.
 
     `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all. `MEASURED_IOS` has
-    schedules on captured kernels only, whose stages were measured.
+    schedules on captured kernels, whose stages were measured, and those with merged convolutions in place of chosen
+    kernels.
     """
     choices: list[tuple[int, ...]] = [()]
     if graph.variants:
@@ -52,14 +53,25 @@ def fair_schedules(
             elif policy == SEARCH:
                 made = _searched(planned_on, recipe)
             elif policy == MEASURED_IOS:
-                made = []
-                if stage_times is not None and not variants:
-                    made = [measured_ios(planned_on, count, stage_times) for count in slow_counts(recipe.streams)]
+                if stage_times is not None:
+                    made = [
+                        measured_ios(graph, count, stage_times, merging=bool(variants))
+                        for count in slow_counts(recipe.streams)
+                    ]
+                    made = [each for each in made if each.has_variants == bool(variants)]
+                    for each in _best(Evaluator(graph), made, recipe.trials):
+                        yield policy, each
+                continue
             else:
                 made = _planned(planned_on, policy, recipe.streams)
-            by_time = {evaluator.makespan_ns(each): each for each in reversed(made)}  # each time once, the first one's
-            for _, each in sorted(by_time.items())[: recipe.trials]:
+            for each in _best(evaluator, made, recipe.trials):
                 yield policy, dataclasses.replace(each, variants=variants)
+
+
+def _best(evaluator: Evaluator, made: Sequence[Schedule], trials: int) -> list[Schedule]:
+    """Return the schedules predicted best, of each predicted time the first one."""
+    by_time = {evaluator.makespan_ns(each): each for each in reversed(made)}
+    return [each for _, each in sorted(by_time.items())[:trials]]
 
 
 def slow_counts(streams: int) -> tuple[int, ...]:

@@ -1,17 +1,16 @@
 """IOS with stage latencies measured on the GPU, in place of simulated ones.
 
 A recipe with the policy `MEASURED_IOS` measures, in its stage 'capture', every stage that IOS could choose in the step
-on captured kernels. Its predictions then use these latencies, as IOS itself does. Merge stages are measured, too, but
-no schedule has them: no trace has the kernel of a larger convolution. `saved_by_merging_ns` says what is left out.
+on captured kernels, and merged, where the trace has a variant that merges its convolutions. Its predictions then use
+these latencies, as IOS itself does.
 """
 
 from __future__ import annotations
 
 import datetime
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from gpusim.errors import RecipeError
 from gpusim.formats.hardware import HardwareModel
@@ -24,32 +23,27 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Task
 from gpusim.policies.ios import MAX_GROUPS, ios, ios_stages
 from gpusim.policies.shared.ios_blocks import units_of
+from gpusim.trace.merging import CONVOLUTION, merge_in
 from gpusim.trace.store import read_trace, trace_sha256
 from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-stages/1"
 SUFFIX: Final = ".stages.json.gz"
-#: Most convolutions of one input that are merged; those of GoogLeNet have three.
-MOST_MERGED: Final = 4
 
 Stage = tuple[tuple[int, ...], ...]
 """Groups of a stage, each with its ops in order."""
 
 
 class StageTime(Document, frozen=True, kw_only=True):
-    """A stage and its latency, with its barriers."""
+    """A stage and its latency, with its barriers; `merged_ns` is that with its convolutions merged."""
 
     groups: tuple[tuple[Count, ...], ...]
     time_ns: Nanoseconds
+    merged_ns: Nanoseconds | None = None
 
-
-class MergeTime(Document, frozen=True, kw_only=True):
-    """Convolutions of one input, as one larger convolution, next to each other, and one after the other."""
-
-    ops: tuple[Count, ...]
-    merged_ns: Nanoseconds
-    together_ns: Nanoseconds
-    in_turn_ns: Nanoseconds
+    @property
+    def is_faster_merged(self) -> bool:
+        return self.merged_ns is not None and self.merged_ns < self.time_ns
 
 
 class StageTimes(Document, frozen=True, kw_only=True):
@@ -63,13 +57,19 @@ class StageTimes(Document, frozen=True, kw_only=True):
     command: str
     gpusim: str
     stages: tuple[StageTime, ...]
-    merges: tuple[MergeTime, ...]
 
 
 def stage_times_path(trace: Path, recipe: Recipe) -> Path:
     """Return the path of a trace's stage latencies, in the folder of the recipe's traces."""
     folder = trace.parent if recipe.traces is None else Path(recipe.traces)
     return folder / f"{trace.name.removesuffix('.gz').removesuffix('.json')}{SUFFIX}"
+
+
+def with_merged(trace: Trace, seed: int) -> Trace:
+    """Return the trace with merges as variants, measured on this GPU. Raises `GpuError` without a GPU."""
+    from gpusim.gpu.capture.variants import with_merges
+
+    return with_merges(trace, seed)
 
 
 def stages_to_measure(graph: OpGraph, counts: Sequence[int]) -> list[Stage]:
@@ -89,8 +89,9 @@ def measure_stages_of(path: Path, graph: OpGraph, recipe: Recipe, counts: Sequen
     """Measure the stages of a trace on this GPU, and write their latencies. Raises `GpuError` without a GPU."""
     from gpusim.gpu.calibrate.stage_times import measure_stage_times
 
-    stages, merges = stages_to_measure(graph, counts), mergeable(graph.trace)
-    gpu, times_ns, of_merges = alone(measure_stage_times, path, stages, merges)
+    stages = stages_to_measure(graph, counts)
+    merges = {number: merge for number, each in enumerate(stages) if (merge := merge_of(graph.trace, each)) is not None}
+    gpu, times_ns, merged_ns = alone(measure_stage_times, path, stages, merges)
     target = stage_times_path(path, recipe)
     make_folder(target.parent, "stage latencies")
     document = StageTimes(
@@ -101,47 +102,24 @@ def measure_stages_of(path: Path, graph: OpGraph, recipe: Recipe, counts: Sequen
         date=datetime.date.today().isoformat(),
         command=command,
         gpusim=code_version(),
-        stages=tuple(StageTime(groups=stage, time_ns=ns) for stage, ns in zip(stages, times_ns, strict=True)),
-        merges=tuple(
-            MergeTime(ops=ops, merged_ns=merged, together_ns=together, in_turn_ns=in_turn)
-            for ops, (merged, together, in_turn) in zip(merges, of_merges, strict=True)
+        stages=tuple(
+            StageTime(groups=stage, time_ns=ns, merged_ns=merged_ns.get(number))
+            for number, (stage, ns) in enumerate(zip(stages, times_ns, strict=True))
         ),
     )
     write_document(target, document)
     return target
 
 
-def mergeable(trace: Trace) -> list[tuple[int, ...]]:
-    """Return the sets of convolutions that IOS could merge: those of one input, alike but for filters and their size.
+def merge_of(trace: Trace, stage: Stage) -> tuple[int, int] | None:
+    """Return the op and the number of its variant that merges a stage's convolutions, or None.
 
-    Filters of other sizes are padded to the largest, so paddings must match then. Every set of two or more counts.
+    Each group of a merged stage begins with one of the convolutions and has no other. Other variants of the same
+    convolutions do not exist (`gpusim.trace.merging`).
     """
-    alike: dict[Any, list[int]] = {}
-    for index, op in enumerate(trace.ops):
-        if op.target == "aten.convolution.default" and op.args[8] == 1 and not op.args[6]:
-            weight = trace.tensors[op.args[1]["tensor"]].shape
-            centres = tuple(2 * pad - side for pad, side in zip(op.args[4], weight[2:], strict=True))
-            key = (op.args[0]["tensor"], tuple(op.args[3]), tuple(op.args[5]), centres)
-            alike.setdefault(key, []).append(index)
-    sets: list[tuple[int, ...]] = []
-    for ops in alike.values():
-        for size in range(2, min(len(ops), MOST_MERGED) + 1):
-            sets += itertools.combinations(ops, size)
-    return sets
-
-
-def saved_by_merging_ns(times: StageTimes) -> int:
-    """Return the sum that merges save over the faster of both ways without them: the best ones, each op in one."""
-    saved: list[tuple[int, tuple[int, ...]]] = sorted(
-        ((min(each.together_ns, each.in_turn_ns) - each.merged_ns, each.ops) for each in times.merges), reverse=True
-    )
-    merged: set[int] = set()
-    total_ns = 0
-    for saved_ns, ops in saved:
-        if saved_ns > 0 and not merged.intersection(ops):
-            merged.update(ops)
-            total_ns += saved_ns
-    return total_ns
+    if len(stage) < 2 or any([trace.ops[op].target for op in group].count(CONVOLUTION) != 1 for group in stage):
+        return None
+    return merge_in(trace, [group[0] for group in stage])
 
 
 def read_stage_times(path: Path, recipe: Recipe) -> StageTimes:
@@ -153,9 +131,17 @@ def read_stage_times(path: Path, recipe: Recipe) -> StageTimes:
     return times
 
 
-def measured_ios(graph: OpGraph, streams: int, times: StageTimes) -> Schedule:
-    """Return the schedule of IOS by measured latencies. Raises `RecipeError` for a stage that was not measured."""
+def measured_ios(graph: OpGraph, streams: int, times: StageTimes, *, merging: bool = False) -> Schedule:
+    """Return the schedule of IOS by measured latencies, with `merging` of the faster of both ways to run a stage.
+
+    Raises `RecipeError` for a stage that was not measured.
+    """
+    merges: dict[Stage, tuple[int, int]] = {}
     times_ns = {each.groups: each.time_ns for each in times.stages}
+    for each in times.stages:
+        merge = merge_of(graph.trace, each.groups) if merging and each.is_faster_merged else None
+        if merge is not None and each.merged_ns is not None:
+            merges[each.groups], times_ns[each.groups] = merge, each.merged_ns
 
     def cost(groups: Sequence[Sequence[Task]], _: HardwareModel) -> float:
         stage = _ops_of(groups)
@@ -163,7 +149,7 @@ def measured_ios(graph: OpGraph, streams: int, times: StageTimes) -> Schedule:
             raise RecipeError(graph.trace.name, f"a stage of {len(stage)} groups was not measured")
         return float(times_ns[stage])
 
-    return ios(graph, streams, cost)
+    return ios(graph, streams, cost, merges)
 
 
 def _ops_of(groups: Sequence[Sequence[Task]]) -> Stage:

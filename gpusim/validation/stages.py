@@ -23,8 +23,7 @@ from gpusim.gpu.isolate import alone
 from gpusim.io.files import make_folder
 from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
-from gpusim.trace.store import bundled_traces, read_trace, structure_hash
-from gpusim.units import format_ns
+from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 from gpusim.validation.case_work import capture_case, replay_chosen, result_case, tried_ns
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.validation.fair import fastest_of_each, kernels_of, slow_counts
@@ -42,8 +41,8 @@ from gpusim.validation.replayed import ReplayedSchedule, read_replayed, write_re
 from gpusim.validation.stage_times import (
     measure_stages_of,
     read_stage_times,
-    saved_by_merging_ns,
     stage_times_path,
+    with_merged,
 )
 from gpusim.validation.tables import write_results
 
@@ -60,9 +59,15 @@ def selected(recipe: Recipe, numbers: Sequence[int]) -> tuple[Case, ...]:
 
 
 def trace_path(case: Case, recipe: Recipe) -> Path:
-    """Return the path of a case's trace, captured or not. Raises `RecipeError` for a recipe that keeps none."""
+    """Return the path of a case's trace, captured or not. Raises `RecipeError` for a recipe that keeps none.
+
+    IOS by measured stages has a copy of a given trace, with merges.
+    """
     if case.trace is not None:
-        return bundled_traces().get(case.trace, Path(case.trace))
+        given = bundled_traces().get(case.trace, Path(case.trace))
+        if MEASURED_IOS not in recipe.policies or recipe.traces is None:
+            return given
+        return Path(recipe.traces) / given.name
     if recipe.traces is None:
         raise RecipeError(recipe.name, "stages need a folder that keeps the traces", place="$.traces")
     return Path(recipe.traces) / f"{case.trace_name}.json.gz"
@@ -86,18 +91,24 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
         if not is_file(path):
             make_folder(path.parent, "traces")
             try:
-                path = alone(capture_case, case, path.parent, recipe.seed, command)
+                if case.trace is not None:
+                    given = read_trace(bundled_traces().get(case.trace, Path(case.trace)))
+                    write_trace(with_merged(given, recipe.seed), path)
+                else:
+                    path = alone(capture_case, case, path.parent, recipe.seed, command)
             except GpusimError as cause:
                 errors.append(cause)
-                say(f"failed: {case.spec}: {cause}")
+                say(f"failed: {case.spec or case.trace}: {cause}")
                 continue
             say(f"captured {path.name}")
         if MEASURED_IOS in recipe.policies and not is_file(stage_times_path(path, recipe)):
             trace = read_trace(path)
             graph = OpGraph.build(trace, hardware_of(trace))
             measure_stages_of(path, graph, recipe, slow_counts(recipe.streams), command)
-            merging = format_ns(saved_by_merging_ns(read_stage_times(path, recipe)))
-            say(f"measured the stages of {path.name}; merging convolutions saves {merging} in all")
+            stages = read_stage_times(path, recipe).stages
+            merged = sum(each.merged_ns is not None for each in stages)
+            faster = sum(each.is_faster_merged for each in stages)
+            say(f"measured {len(stages)} stages of {path.name}; {faster} of {merged} are faster merged")
         paths.append(path)
     if errors and not paths:
         raise errors[0]

@@ -2,18 +2,16 @@
 
 One CUDA graph holds all stages, each between two kernels that record the time. Before each, its ops run once, so that
 weights and inputs are where repeated runs of the stage would leave them. The groups of a stage run on streams of their
-own, forked from the first and joined, so that a latency has the stage's barriers.
+own, forked from the first and joined, so that a latency has the stage's barriers. A merged stage runs on one stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.nn import functional
 
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.gpu.calibrate.pairs import EMPTY_STAGES, REPLAYS, STAMP_SOURCE, run_each, side_by_side
@@ -30,12 +28,12 @@ Calls = list[Callable[[], None]]
 
 @explain_out_of_memory
 def measure_stage_times(
-    path: Path, stages: Sequence[Stage], merges: Sequence[tuple[int, ...]], trust_code: bool = False
-) -> tuple[str, list[int], list[tuple[int, int, int]]]:
-    """Return the GPU's name, the latency of each stage of a trace's step, and three of each merge of convolutions.
+    path: Path, stages: Sequence[Stage], merges: Mapping[int, tuple[int, int]], trust_code: bool = False
+) -> tuple[str, list[int], dict[int, int]]:
+    """Return the GPU's name, the latency of each stage of a trace's step, and those of merged stages, all in ns.
 
-    The three are those of the merged convolution, of the convolutions next to each other, and of one after the other;
-    all in ns. Raises `GpuError` without a GPU.
+    `merges` has the number of each stage to measure merged, too, with the op and the number of its variant that merges
+    the stage's convolutions. Raises `GpuError` without a GPU.
     """
     trace = read_trace(path)
     check_operators(trace, trace.name)
@@ -45,30 +43,18 @@ def measure_stage_times(
     runner.bind(make_initial(trace, device, DEFAULT_SEED).tensors)
     runner.run_in_order()
     work: list[Calls] = [[partial(run_each, runner, ops) for ops in groups] for groups in stages]
-    for ops in merges:
-        work.append([merged_convolution(runner, ops)])
-        work.append([partial(runner.run, op) for op in ops])
-        work.append([partial(run_each, runner, ops)])
+    work += [[partial(run_merged, runner, stages[number], *merge)] for number, merge in merges.items()]
     times_ns = [round(time_ns) for time_ns in _latencies_ns(runner, work)]
-    of_merges = times_ns[len(stages) :]
-    threes = list(zip(of_merges[::3], of_merges[1::3], of_merges[2::3], strict=True))
-    return torch.cuda.get_device_name(), times_ns[: len(stages)], threes
+    merged_ns = dict(zip(merges, times_ns[len(stages) :], strict=True))
+    return torch.cuda.get_device_name(), times_ns[: len(stages)], merged_ns
 
 
-def merged_convolution(runner: Runner, ops: Sequence[int]) -> Callable[[], Any]:
-    """Return the call of one convolution that computes several of one input: filters joined, small ones padded."""
-    calls = [runner.trace.ops[op].args for op in ops]
-    tensors = [[runner.tensors[part["tensor"]] if part else None for part in call[:3]] for call in calls]
-    sides = [max(weight.shape[2 + axis] for _, weight, _ in tensors if weight is not None) for axis in (0, 1)]
-    weights, biases = [], []
-    for _, weight, bias in tensors:
-        assert weight is not None
-        across, down = (sides[1] - weight.shape[3]) // 2, (sides[0] - weight.shape[2]) // 2
-        weights.append(functional.pad(weight, (across, across, down, down)))
-        biases.append(weight.new_zeros(weight.shape[0]) if bias is None else bias)
-    widest = max(calls, key=lambda call: call[4])
-    bias = torch.cat(biases) if any(bias is not None for _, _, bias in tensors) else None
-    return partial(torch.ops.aten.convolution.default, tensors[0][0], torch.cat(weights), bias, *widest[3:])
+def run_merged(runner: Runner, stage: Stage, op: int, number: int) -> None:
+    """Run a stage on the current stream with its convolutions merged into `op`, by that variant."""
+    variant = runner.trace.ops[op].variants[number - 1]
+    chain = (op, *variant.covers)
+    runner.run_chain(chain, variant.settings)
+    run_each(runner, [each for group in sorted(stage) for each in group if each not in chain])
 
 
 def _latencies_ns(runner: Runner, work: Sequence[Calls]) -> list[float]:

@@ -9,10 +9,10 @@ is neither faster nor smaller than the captured kernels. Slower kernels that lea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -30,6 +30,7 @@ from gpusim.gpu.replay.execute import Runner, make_initial
 from gpusim.gpu.replay.fusion import Chain, chains_of
 from gpusim.gpu.replay.variants import in_autotuned_thread, settings_for
 from gpusim.rules.occupancy import kernel_demand
+from gpusim.trace.merging import merge_in, mergeable
 
 ITERATIONS = 7
 #: Head start of the host in an iteration, in spin cycles per call: a call takes about 10 to 100 us of host time.
@@ -42,6 +43,9 @@ MAX_COVERING = 3
 TUNING_S = 15.0
 #: Smallest relative difference in time or demand that counts.
 TOLERANCE_FRAC = 0.02
+
+#: Settings of merged convolutions.
+MERGED: Final = VariantSettings(composition="merged")
 
 Launches = tuple[tuple[Any, ...], ...]
 Measured = dict[tuple[int, str], tuple[Kernel, ...]]
@@ -106,6 +110,46 @@ def _measured_by(trace: Trace, measure: Callable[[bool], Measured], say: Callabl
     return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
+def with_merges(trace: Trace, seed: int = DEFAULT_SEED) -> Trace:
+    """Add a variant for each set of convolutions that could be merged (`gpusim.trace.merging`), behind all others.
+
+    All that run are kept: a schedule chooses between them. Times of calls are scaled as the captured ones of the merged
+    convolutions are to their own calls, not by a graph. Measures on the current GPU, in a process of its own. Raises
+    `GpuError` without a GPU.
+    """
+    merges = {ops: name for ops, name in mergeable(trace).items() if merge_in(trace, ops) is None}
+    if not merges:
+        return trace
+    measured = alone(measure_merges, trace, seed, merges)
+    variants: dict[int, list[Variant]] = {}
+    for ops, name in merges.items():
+        if (ops[0], name) in measured:
+            factor = sum(_total_ns(trace.ops[op].kernels) for op in ops) / max(
+                1, sum(_total_ns(measured[op, ""]) for op in ops)
+            )
+            variant = Variant(name=name, settings=MERGED, kernels=measured[ops[0], name], covers=ops[1:])
+            variants.setdefault(ops[0], []).append(scaled(variant, factor))
+    return msgspec.structs.replace(
+        trace,
+        ops=tuple(
+            msgspec.structs.replace(op, variants=(*op.variants, *variants.get(index, ())))
+            for index, op in enumerate(trace.ops)
+        ),
+    )
+
+
+def measure_merges(trace: Trace, seed: int, merges: Mapping[tuple[int, ...], str]) -> Measured:
+    """Return the kernels of merged convolutions, as far as they run, and of each convolution as captured.
+
+    Call it in a process of its own, as `measure_calls`.
+    """
+    runner = _prepared(trace, seed)
+    calls = [_Call(op, "", None) for op in sorted({op for ops in merges for op in ops})]
+    calls += [_Call(ops[0], name, MERGED, ops[1:]) for ops, name in merges.items()]
+    calls = in_turns([call for call in calls if _works(runner, call)])
+    return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
+
+
 def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     """Return the kernels of the calls left to cuDNN's autotuner, or of all other calls with the captured ones among
     them.
@@ -113,12 +157,17 @@ def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     Call it in a process of its own: torch allows one profiler session per process, and the autotuner's choice would
     stick to every later call with the same arguments.
     """
+    return _measured_calls(_prepared(trace, seed), autotuned)
+
+
+def _prepared(trace: Trace, seed: int) -> Runner:
+    """Return a runner that has run the step once on the current GPU."""
     device = require_gpu()
     set_precision(trace.model.dtype)
     runner = Runner(trace, device)
     runner.bind(make_initial(trace, device, seed).tensors)
     runner.run_in_order()
-    return _measured_calls(runner, autotuned)
+    return runner
 
 
 def _measured_calls(runner: Runner, autotuned: bool, within_s: float | None = None) -> Measured:
