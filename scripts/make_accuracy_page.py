@@ -143,9 +143,10 @@ def readme() -> str:
     for name, cases in of_name.items():
         accuracy = fidelity(cases)
         assert accuracy is not None, name
+        steps = len(by_step([case for case in cases if case.streams > 1]))
         lines.append(
             f"- {name[0].upper()}{name[1:]}: median error {100 * accuracy.median:.1f} %, "
-            f"95 % of {accuracy.schedules} schedules within {100 * accuracy.p95:.1f} %."
+            f"95 % of {accuracy.schedules} schedules of {steps} steps within {100 * accuracy.p95:.1f} %."
         )
     return "\n".join([*lines, "", progress()])
 

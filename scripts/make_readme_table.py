@@ -54,7 +54,7 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
         *(_row(case, kernels, origins.get(case.trace, SEARCH)) for case, kernels in pairs if case.streams > 1),
         "",
-        f"No schedule on several streams was faster for {' and '.join(alone)}: these steps are chains.",
+        f"For {' and '.join(alone)}, no schedule on several streams was predicted faster; none was measured.",
         "",
         "Sources; `gpusim validate validate/RECIPE.toml -o validate/results` measures them again on the GPU:",
         "",
