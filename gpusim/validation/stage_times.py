@@ -43,6 +43,7 @@ class StageTime(Document, frozen=True, kw_only=True):
 
     @property
     def is_faster_merged(self) -> bool:
+        """Whether the stage was measured to be faster merged."""
         return self.merged_ns is not None and self.merged_ns < self.time_ns
 
 
