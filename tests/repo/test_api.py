@@ -422,7 +422,7 @@ def test_library_speaks_of_no_options() -> None:
     """A message may name a command with its options, or an option with its Python counterpart; no option alone."""
     wrong = []
     for path in (ROOT / "gpusim").rglob("*.py"):
-        if {"cli", "figures", "sweep"} & set(path.parts):
+        if {"cli", "figures", "sweep", "__main__.py"} & set(path.parts):
             continue
         for raised in ast.walk(ast.parse(path.read_text())):
             if not isinstance(raised, ast.Raise):
