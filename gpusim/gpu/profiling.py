@@ -49,8 +49,14 @@ class ProfiledOps:
     """GPU events of one iteration, for export next to a simulated timeline."""
 
 
-def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence[int]], host_ns: int) -> ProfiledOps:
-    """Run the step `ITERATIONS` times in one profiler session. Raises `CaptureError` for lost kernels.
+def profile_ops(
+    runner: Runner,
+    state: InitialState,
+    releases: Sequence[Sequence[int]],
+    host_ns: int,
+    iterations: int = ITERATIONS,
+) -> ProfiledOps:
+    """Run the step `iterations` times in one profiler session. Raises `CaptureError` for lost kernels.
 
     `host_ns` is the host time of one iteration, and sets the head start.
     """
@@ -60,7 +66,7 @@ def profile_ops(runner: Runner, state: InitialState, releases: Sequence[Sequence
     torch.cuda.synchronize()
     spin = int(host_ns * 1.5 * SPIN_CYCLES_PER_NS)
     with profiled() as session:
-        for iteration in range(ITERATIONS + 1):
+        for iteration in range(iterations + 1):
             state.restore()
             torch.cuda.synchronize()
             torch.cuda._sleep(spin)

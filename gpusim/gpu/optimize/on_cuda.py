@@ -32,6 +32,8 @@ TRIAL_ROUNDS, TRIAL_MS = 9, 4.0
 RECORDERS = 2
 #: Timed calls of the user's own code; the median counts.
 EAGER_CALLS = 7
+#: Profiled runs of the step: kernels of a GPU that is held back vary little, and trials decide.
+PROFILED_RUNS = 4
 #: Rounds of short work whose time on the GPU is measured.
 AROUND_ROUNDS = 5
 
@@ -101,7 +103,7 @@ class CudaExecutor:
         releases = program_order_releases(trace)
         issue_ns = host_times(runner, state, releases, iterations=1)
         say("profiling its kernels")
-        profile = profile_ops(runner, state, releases, sum(issue_ns))
+        profile = profile_ops(runner, state, releases, sum(issue_ns), PROFILED_RUNS)
         gpu = msgspec.structs.replace(gpu_facts(), sm_clock_mhz=0, mem_clock_mhz=0)
         ops = tuple(
             msgspec.structs.replace(op, host_ns=host, kernels=kernels)
