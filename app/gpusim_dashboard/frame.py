@@ -42,7 +42,7 @@ def main() -> None:
     st.title(PAGES[name].question, anchor=False)
 
     from gpusim.errors import GpusimError, UnknownNameError
-    from gpusim_dashboard import address, choice, controls, lifetime, ready, view
+    from gpusim_dashboard import address, choice, controls, html, lifetime, ready, view
 
     state.pages = pages
     address.open_banner()
@@ -56,6 +56,7 @@ def main() -> None:
         with lifetime.script():
             controls.sidebar(PAGES[name].controls)
             page.run()
+        html.copies()
         address.drop_unasked(name)
     except GpusimError as error:  # the user's: one line, as on the command line
         st.error(view.plain(str(error)), icon=":material/error:")

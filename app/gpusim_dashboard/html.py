@@ -6,9 +6,12 @@ They fit any width and show before plotly.js has loaded.
 from __future__ import annotations
 
 import base64
+import keyword
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Final
 
 import streamlit as st
 
@@ -16,6 +19,27 @@ from gpusim.text import shortened, visible
 
 #: Tables with more columns than this become a list of cards on a phone.
 MOST_ON_A_PHONE = 3
+#: A string, a comment or a word of Python.
+TOKEN = re.compile(r"""(?P<string>"[^"\n]*"|'[^'\n]*')|(?P<comment>#[^\n]*)|(?P<word>[^\W\d]\w*)""")
+#: Copies the code beside a button that is clicked; selects it where a browser keeps the clipboard from pages.
+COPY: Final = """<script>
+if (!window.gpusimCopies) {
+  window.gpusimCopies = true;
+  document.addEventListener('click', async (event) => {
+    const button = event.target.closest?.('.g-code button');
+    if (!button) return;
+    const code = button.parentElement.querySelector('code');
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = 'Copied';
+    } catch {
+      getSelection().selectAllChildren(code);
+      button.textContent = 'Selected';
+    }
+    setTimeout(() => { button.textContent = 'Copy'; }, 2000);
+  });
+}
+</script>"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,32 @@ def answer(kind: str, first: str, *more: str) -> None:
     """
     parts = [f"<p><strong>{sentence(first)}</strong></p>", *(f"<p>{sentence(words)}</p>" for words in more if words)]
     show(f'<div class="g-answer {kind}">{"".join(parts)}</div>')
+
+
+def code(name: str, lines: str, python: bool = False) -> None:
+    """Show code with a button that copies it; `python`: with bold keywords and slanted comments.
+
+    Not `st.code`: its highlighter is 1.5 MB of JavaScript, which keeps a browser busy longer than the rest of a page.
+    """
+    shown = escape(lines, quote=False)  # quotes stay, as the pattern looks for strings
+    if python:
+        shown = TOKEN.sub(_marked, shown)
+    show(
+        f'<div class="g-code"><button type="button" aria-label="Copy: {text(name)}">Copy</button>'
+        f'<pre tabindex="0" role="region" aria-label="{text(name)}"><code>{shown}</code></pre></div>'
+    )
+
+
+def _marked(match: re.Match[str]) -> str:
+    """A token of escaped Python as HTML."""
+    if match["comment"]:
+        return f"<em>{match[0]}</em>"
+    return f"<strong>{match[0]}</strong>" if match["word"] and keyword.iskeyword(match["word"]) else match[0]
+
+
+def copies() -> None:
+    """Make the buttons of `code` work; at the end of a page, as it takes a line."""
+    st.html(COPY, unsafe_allow_javascript=True)
 
 
 def table(caption: str, heads: Sequence[Head], rows: Iterable[tuple[Sequence[str], bool]]) -> None:

@@ -14,8 +14,16 @@ STYLE: Final = """<style>
 [data-testid=stCaptionContainer] { opacity: 0.85; }
 [data-testid=stWidgetLabel], [data-testid=stWidgetLabel] p { color: inherit !important; }
 .stMarkdown code, [data-testid=stCaptionContainer] code { color: inherit; }
-[data-testid=stCode] .token { color: inherit !important; }
-[data-testid=stCode] .token.keyword { font-weight: 700; } [data-testid=stCode] .token.comment { font-style: italic; }
+.g-code { position: relative; border-radius: 0.5rem;
+  background: color-mix(in srgb, currentColor 6%, transparent); }
+.g-code pre { margin: 0; padding: 0.75rem 4.5rem 0.75rem 1rem; background: none; border: 0;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+.g-code code { padding: 0; background: none; color: inherit; font-size: 0.875rem; white-space: inherit; }
+.g-code strong { font-weight: 700; } .g-code em { font-style: italic; }
+.g-code button { position: absolute; top: 0.4rem; right: 0.4rem; padding: 0.15rem 0.5rem; font: inherit;
+  font-size: 0.8rem; color: inherit; background: transparent; cursor: pointer; border-radius: 0.25rem;
+  border: 1px solid color-mix(in srgb, currentColor 35%, transparent); }
+.g-code button:hover, .g-code button:focus-visible { border-color: currentColor; }
 [data-testid=stMultiSelect] [data-tag], [data-testid=stMultiSelect] [data-tag] *,
 [data-testid=stBaseButton-primary]:enabled p { color: light-dark(#FFFFFF, #14181D) !important; }
 [data-testid=stSidebarNavSeparator] { margin: 0.25rem 0; }

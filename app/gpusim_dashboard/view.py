@@ -270,7 +270,7 @@ def commands(*lines: Iterable[str]) -> None:
     """Show the command lines that give the page's results."""
     st.caption("The same on the command line:")
     text = "\n".join(visible(" ".join(["gpusim", *map(shlex.quote, words)])) for words in lines)
-    st.code(text, language="sh", wrap_lines=True)
+    html.code("Command", text)
 
 
 def hardware_words(choice: Choice) -> list[str]:

@@ -42,7 +42,7 @@ with st.container(border=True):
             st.switch_page(pages["verdict"])
     with right:
         st.markdown("**or capture one** on your GPU, with your model, data and optimizer:")
-        st.code(CAPTURE, language="python", wrap_lines=True)
+        html.code("Capture a step", CAPTURE, python=True)
 if wrong := uploads.error(UPLOADER):
     st.error(view.plain(wrong), icon=":material/error:")
     st.markdown(

@@ -138,9 +138,10 @@ def what_to_change(summary: Summary, concurrency: Concurrency, optimized: bool) 
     several = len(code) > 1
     tabs = st.tabs(list(code), key="code", on_change="rerun") if several else [st.container()]
     for tab, (name, (lines, words)) in zip(tabs, code.items(), strict=True):
-        if several and not tab.open:  # to colour code takes a browser longer than all else on this page
+        if several and not tab.open:
             continue
-        tab.code(lines, language="python", wrap_lines=True)
+        with tab:
+            html.code(name, lines, python=True)
         tab.caption(words)
         if name == BY_HAND:
             file = view.file_name(choice.trace.name, "streams.py")
@@ -296,10 +297,10 @@ def show_profile() -> None:
     st.header("What to change", anchor=False)
     if imported.observed_ns is None or imported.graph_ns < imported.observed_ns:
         st.markdown("Put the step into one CUDA graph, and capture it to see what streams would gain:")
-        st.code(graph_lines(choice.trace.model.mode), language="python", wrap_lines=True)
+        html.code("One CUDA graph", graph_lines(choice.trace.model.mode), python=True)
     else:
         st.markdown("Nothing in how it is launched. Capture the step to see what streams would gain:")
-    st.code(CAPTURE, language="python", wrap_lines=True)
+    html.code("Capture a step", CAPTURE, python=True)
     provenance(imported.kernels)
     view.command("explore", choice.words, *view.hardware_words(choice))
 

@@ -34,6 +34,7 @@ from tests.support.pages import (
     address,
     answer,
     app_on_path,  # noqa: F401  (likewise)
+    codes,
     commanded,
     errors,
     finished,
@@ -224,8 +225,8 @@ def test_a_step_that_gains_nothing_has_a_short_page_with_the_reason() -> None:
     assert "Modules that run side by side" not in markup(app)
     app.session_state["code"] = "One CUDA graph"  # the only code, unless gpusim.optimize was measured on this step
     app.run()
-    [code, _command] = app.code
-    assert "torch.cuda.graph(graph)" in code.value
+    [code, _command] = codes(app)
+    assert "torch.cuda.graph(graph)" in code
 
 
 def test_what_to_change_names_the_users_modules_and_the_code() -> None:
@@ -241,12 +242,23 @@ def test_what_to_change_names_the_users_modules_and_the_code() -> None:
     ):
         app.session_state["code"] = tab
         app.run()
-        assert line in app.code[0].value
+        assert line in codes(app)[0]
+
+
+@pytest.mark.parametrize("python", [True, False])
+def test_code_on_a_page_is_the_code_and_nothing_in_it_becomes_markup(python: bool) -> None:
+    lines = "for x in \"# no comment\":  # <b>a &amp; b</b>\n    return '</code><img src=x>'"
+    app = AppTest.from_string(f"from gpusim_dashboard import html\nhtml.code('<i>', {lines!r}, {python})").run()
+    assert codes(app) == [lines]
+    body = markup(app)
+    assert "<img" not in body
+    assert "&lt;i&gt;" in body
+    assert ("<strong>for<" in body, "<em># &lt;b&gt;a" in body, "<em># no" in body) == (python, python, False)
 
 
 def test_training_is_told_how_to_run_its_whole_step() -> None:
     app = page("verdict", trace="googlenet-train-b8", streams="8")
-    code = "\n".join(each.value for each in app.code)
+    code = "\n".join(codes(app))
     assert "loss.backward()" in code
     assert any(
         row["side by side"].startswith("Weight gradients") for row in table(app, "Modules that run side by side")
@@ -428,7 +440,7 @@ def test_what_if_begins_at_the_step_as_it_is_and_follows_a_slider(capsys: pytest
 def test_contention_is_a_control_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     app = page("what-if", trace=BRANCHES, policy="critical_path")
     widget(app.slider, "Contention, x").set_value(2.0).run()
-    assert "--contention 2" in app.code[-1].value
+    assert "--contention 2" in codes(app)[-1]
     printed = commanded(app, capsys)
     _, what_if = table(app, SETTINGS)
     assert time_ns(what_if, "step") == pytest.approx(printed["whatif"]["makespan_ns"], rel=1e-3)
@@ -586,7 +598,7 @@ def test_compare_sets_two_schedules_of_a_step_on_one_axis() -> None:
     ranges = [axis["range"] for name, axis in figure["layout"].items() if name.startswith("xaxis")]
     assert len(ranges) == 4
     assert len({tuple(each) for each in ranges}) == 1
-    lines = app.code[-1].value.splitlines()
+    lines = codes(app)[-1].splitlines()
     assert [line.split()[:3] for line in lines] == 2 * [["gpusim", "simulate", BRANCHES]]
 
 
@@ -617,7 +629,7 @@ def test_search_runs_what_it_is_asked_to_and_keeps_it_for_the_verdict() -> None:
     assert not app.exception
     result = app.session_state["job"].result
     assert {row.policy for row in result.rows} == {"sequential", "wavefront", "search"}
-    assert "--evaluations 64" in app.code[-1].value
+    assert "--evaluations 64" in codes(app)[-1]
     assert "left out here" in " ".join(caption.value for caption in app.caption)
     assert list(app.session_state["explorations"].values()) == [result]
 
@@ -652,7 +664,7 @@ def test_search_tries_partitions_and_says_what_they_gain() -> None:
     assert not app.exception
     assert "with partitions" in {row.policy for row in app.session_state["job"].result.rows}
     assert any(each.value.startswith("Partitions: ") for each in app.markdown)
-    assert "--partitions 64+68" in app.code[-1].value
+    assert "--partitions 64+68" in codes(app)[-1]
     assert address(app)["partitions"] == "64+68"
 
 

@@ -319,7 +319,16 @@ def test_partitions_are_searched_where_asked_for(tab: Any, server: str) -> None:
     own_button(tab, "Start").click()
     tab.get_by_text(re.compile("^Partitions: ")).wait_for()
     settle(tab)
-    assert "--partitions 64+68" in tab.locator("[data-testid=stCode]").last.inner_text()
+    assert "--partitions 64+68" in tab.locator(".g-code code").last.inner_text()
+
+
+def test_code_is_copied_by_its_button(tab: Any, server: str) -> None:
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit(tab, server, page="verdict", trace=SMALL, streams="2")
+    code = tab.locator(".g-code").last
+    code.get_by_role("button").click()
+    code.get_by_text("Copied").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == code.locator("code").inner_text()
 
 
 # --- Addresses ---

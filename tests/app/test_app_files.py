@@ -23,6 +23,7 @@ from tests.support.pages import (
     address,
     answer,
     app_on_path,  # noqa: F401  (likewise)
+    codes,
     errors,
     finished,
     markup,
@@ -62,7 +63,7 @@ def test_an_uploaded_trace_is_a_verdict_on_it_at_once(tmp_path: Path) -> None:
     assert address(app)["page"] == "verdict"
     assert "<strong>tiny-infer-b1</strong>" in markup(app)
     assert address(app)["trace"].startswith("upload-")
-    assert "mine.json.gz" in app.code[-1].value
+    assert "mine.json.gz" in codes(app)[-1]
 
 
 def test_a_step_that_never_ran_on_a_gpu_says_that_its_times_are_estimates(tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ def test_the_bundled_replay_stands_beside_its_schedule() -> None:
     assert errors(app) == []
     assert widget(app.selectbox, "Measured run").value == "critical_path-8"
     trace = load_trace("googlenet-train-b8")
-    assert app.code[-1].value.endswith("--measured critical_path-8")
+    assert codes(app)[-1].endswith("--measured critical_path-8")
     found = read_measured(bundled_measured(trace)["critical_path-8"], trace)
     assert found.run is not None
     shown = metrics(app)

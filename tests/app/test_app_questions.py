@@ -98,7 +98,7 @@ def test_six_questions_are_answered_within_three_clicks(kind: str, name: str, vi
     assert [row[0].split("\n")[0].split(" (")[0] for row in rows[:2]] == ["eager", "one CUDA graph"]
     assert re.fullmatch(r"[\d.]+x", rows[1][2])
     tab.get_by_role("heading", name="What to change").wait_for()  # what do I change
-    assert re.search("gpusim.optimize|torch.cuda.graph", tab.locator("[data-testid=stCode]").first.inner_text())
+    assert re.search("gpusim.optimize|torch.cuda.graph", tab.locator(".g-code code").first.inner_text())
     if said.startswith("Yes"):
         assert tab.get_by_text("No two kernels").count() or table(tab, "Modules that run side by side")
     clicks = visitor.clicks

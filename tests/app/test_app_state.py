@@ -84,7 +84,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def everything(app: AppTest) -> list[Any]:
     """Return a page's content as data."""
     figures = [json.loads(each.proto.spec) for each in app.get("plotly_chart")]
-    return [metrics(app), markup(app), [each.value for each in (*app.info, *app.caption, *app.code)], figures]
+    return [metrics(app), markup(app), [each.value for each in (*app.info, *app.caption)], figures]
 
 
 def test_after_a_restart_explorations_are_read_and_not_searched_again(

@@ -115,6 +115,12 @@ def table(app: AppTest, name: str) -> list[dict[str, str]]:
     return [dict(zip(heads, map(plain, re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)), strict=True)) for row in rows]
 
 
+def codes(app: AppTest) -> list[str]:
+    """Return the pieces of code on a page."""
+    found = re.findall(r'<div class="g-code">.*?<code>(.*?)</code>', markup(app), re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]*>", "", each)) for each in found]
+
+
 def errors(app: AppTest) -> list[str]:
     """Return the page's errors as read by the user, without the marks that keep text from becoming Markdown."""
     return [re.sub(r"\\(.)", r"\1", error.value.replace(":small[]", "")) for error in app.error]
@@ -127,7 +133,7 @@ def widget(widgets: Any, label: str) -> Any:
 
 def commanded(app: AppTest, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return the JSON output of the command that the page names."""
-    words = shlex.split(app.code[-1].value)
+    words = shlex.split(codes(app)[-1])
     for option in ("--html", "-o"):
         if option in words:
             place = words.index(option)
