@@ -13,8 +13,10 @@ from gpusim_dashboard import choice, view
 from gpusim_dashboard.pages import FIRST, HARDWARE, SCHEDULE, STEP, STREAMS
 
 
-def sidebar(wanted: tuple[str, ...]) -> None:
-    """Draw the given controls of the sidebar."""
+def sidebar() -> None:
+    """Draw the page's controls in the sidebar, unless this run has drawn them."""
+    wanted: tuple[str, ...] = st.session_state.sidebar
+    st.session_state.sidebar = ()
     if not wanted:
         return
     with st.sidebar:

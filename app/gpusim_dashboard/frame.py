@@ -54,12 +54,16 @@ def main() -> None:
     address.write(name)
     try:
         with lifetime.script():
-            controls.sidebar(PAGES[name].controls)
+            state.sidebar = PAGES[name].controls
+            if not PAGES[name].answer_first:
+                controls.sidebar()
             page.run()
+            controls.sidebar()
         html.copies()
         address.drop_unasked(name)
     except GpusimError as error:  # the user's: one line, as on the command line
         st.error(view.plain(str(error)), icon=":material/error:")
+        controls.sidebar()
     finally:
         with contextlib.suppress(RuntimeError):  # a session that has ended meanwhile has no address
             address.write(name)

@@ -27,6 +27,8 @@ class Entry:
     icon: str
     controls: tuple[str, ...] = ALL
     """Controls in the sidebar; the page itself has the others, or does not need them."""
+    answer_first: bool = False
+    """Whether the page draws the sidebar, after an answer that is at hand: its controls take a browser longer."""
 
     @property
     def file(self) -> Path:
@@ -38,7 +40,7 @@ PAGES: Final = {
     entry.name: entry
     for entry in (
         Entry("start", "Start", "Would your step be faster on several streams?", "home", ()),
-        Entry("verdict", "Verdict", "Should I use streams?", "gavel", (STEP, HARDWARE, STREAMS)),
+        Entry("verdict", "Verdict", "Should I use streams?", "gavel", (STEP, HARDWARE, STREAMS), True),
         Entry("timeline", "Timeline", "What runs when, and what waits?", "view_timeline"),
         Entry("limits", "Limits", "Why not more?", "speed", (STEP, HARDWARE, STREAMS)),
         Entry("what-if", "What-if", "What if something were different?", "tune", (STEP,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable
 from html import unescape
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 EXPLORING = "Running every policy and a short search (the first after an installation compiles the engine: 10 s) ..."
 SIMULATING = "Simulating ..."
+#: Time that the server needs to send what was drawn while no page computes.
+SENDING_S = 0.04
 SCHEDULE_NOTE = "best.json is the schedule that the Search page offers for download."
 MARKUP = "\\`*_[]<>$~&|#"
 #: Text that Streamlit turns into links, emoji, icons and colours and that no backslash escapes: up to the character
@@ -62,6 +65,11 @@ SMALLEST = 0.001
 TOP, DEFAULT_TOP = 24, 100
 #: Margin to the right of a plot whose legend was removed.
 RIGHT = 60
+
+
+def send() -> None:
+    """Let the server send what was drawn, so that a browser shows it before the rest, which takes longer."""
+    time.sleep(SENDING_S)
 
 
 def plain(text: str) -> str:

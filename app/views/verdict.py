@@ -1,7 +1,7 @@
 """Verdict: yes or no, the ways to run the step with what each takes, and what to change."""
 
 import streamlit as st
-from gpusim_dashboard import charts, html, kept, results, view
+from gpusim_dashboard import charts, controls, html, kept, results, view
 from gpusim_dashboard.choice import current
 from gpusim_dashboard.html import Head
 
@@ -242,6 +242,7 @@ def show(summary: Summary, parts: Breakdown, concurrency: Concurrency) -> None:
     """The page of a step whose schedules can be searched."""
     rows = ways(summary, results.fused_ways_of(choice))
     answer(summary, rows)
+    view.send()
     ladder(summary, rows)
     view.passed_over(summary)
     next_questions()
@@ -305,11 +306,13 @@ def show_profile() -> None:
     view.command("explore", choice.words, *view.hardware_words(choice))
 
 
-if not choice.searchable:
-    show_profile()
-elif (before := kept.verdict_of(choice)) is not None:
+if (before := kept.verdict_of(choice)) is not None:
     show(before.summary, before.breakdown, before.concurrency)
+elif not choice.searchable:
+    controls.sidebar()
+    show_profile()
 else:
+    controls.sidebar()
     with st.spinner(view.EXPLORING):
         explored = results.explored_of(choice)
         together = results.concurrency_of(choice, explored.best.schedule)

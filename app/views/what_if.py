@@ -1,6 +1,5 @@
 """What-if: another GPU, other costs or a faster op, in one or two settings compared with the unchanged step."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +22,6 @@ BANDWIDTH, LAUNCH_COST, CONTENTION, OP_SPEED = (0.25, 4.0), (0.0, 4.0), (0.0, 4.
 #: Largest number of streams on the page, and largest multiple of the GPU's SMs.
 MAX_STREAMS, MAX_SMS_FACTOR = 32, 2
 OPS_OFFERED = 60
-#: Time that the server needs to send an answer while no page computes.
-SENDING_S = 0.04
 LAUNCHED = {"graph": "one CUDA graph", "stream": "the host"}
 choice = current()
 view.heading(choice)
@@ -231,8 +228,7 @@ def what_if() -> None:
     with place:
         runs = answers(asked)
         notes(asked, runs)
-    # Drawn after the answer was sent, as they take longer.
-    time.sleep(SENDING_S)
+    view.send()
     for (name, question, _), run in zip(asked, runs, strict=True):
         rows = results.sensitivities_of(choice, question, run)
         name = f" of {name}" if both else ""
