@@ -7,7 +7,7 @@ from gpusim_dashboard.cache import cached
 from gpusim_dashboard.choice import current
 
 import gpusim
-from gpusim.api.dashboard import category_bytes
+from gpusim.api.dashboard import category_bytes, is_large
 from gpusim.report.figures.comparisons import memory_figure
 from gpusim.report.figures.memory_front import memory_front_figure
 from gpusim.report.figures.timeline import Look, timeline_figure
@@ -24,6 +24,13 @@ def compared(content: str, hardware: str, limit: int | None, _step: gpusim.Step)
 def simulated(content: str, hardware: str, plan: int, _plan: gpusim.MemoryPlan, _step: gpusim.Step) -> gpusim.Timeline:
     """Cache the timeline of a plan."""
     return gpusim.simulate(_step, _plan).timeline
+
+
+@cached
+def recorded(content: str, hardware: str, plan: int, _plan: gpusim.MemoryPlan, _step: gpusim.Step) -> gpusim.Timeline:
+    """Cache the timeline of a plan with the causes that its figure shows, where that does not take long."""
+    run = gpusim.simulate(_step, _plan)
+    return run.timeline if is_large(_step) else run.recorded
 
 
 choice = current()
@@ -105,7 +112,8 @@ if row_shown is not None and row_shown.outcome is not None:
     view.show(memory_figure(runs, view.theme(), f"Memory over time of {title}"), "plan memory")
     st.caption("Tensors alone; the table counts workspaces and the allocator's rounding, too.")
     look = Look(theme=view.theme(), fold=True)
-    timeline = runs[-1][1]
+    plan = row_shown.outcome.plan
+    timeline = recorded(choice.content, choice.hardware.name, hash(plan), plan, step)
     view.show(timeline_figure(timeline, choice.trace, step.hardware, title=f"Timeline of {title}", look=look), "plan")
 for row in comparison.rows:
     if row.outcome is None:
