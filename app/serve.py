@@ -31,7 +31,12 @@ def prepare() -> None:
     ready.first_page()
     ready.shown().wait(PATIENCE_S)
     time.sleep(DRAWING_S)
-    ready.other_pages()
+    try:
+        ready.other_pages()
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+        # Ctrl-C has ended the server: Python starts no threads any more.
 
 
 def wait_for_server() -> None:
