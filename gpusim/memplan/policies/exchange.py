@@ -61,8 +61,9 @@ class Exchange:
         self.planner, self.orders = planner, orders
         self.budget_bytes = budget_bytes
         self.left = estimates
-        copies = planner.setting.graph.hardware.copies
-        self._beside_ns = copies.kernel_slowdown * (1 / copies.d2h_bytes_per_ns + 1 / copies.h2d_bytes_per_ns)
+        slowdown, link = planner.setting.graph.hardware.copies.kernel_slowdown, planner.link
+        self._beside_ns = slowdown * (1 / link.out_bytes_per_ns + 1 / link.back_bytes_per_ns)
+        """What kernels lose for each byte that moves."""
 
     def improved(self, choice: Choice) -> Choice:
         """Return the choice after all changes that lower its estimate."""
