@@ -50,6 +50,8 @@ from gpusim.units import MIB, format_bytes
 
 #: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
 COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
+#: Those tried without what may stay for recomputation, where something may.
+FEW_COPY_SHARES = (0.0, 0.95)
 #: Limit of bytes that come back at once, as a fraction of all saved bytes.
 RUN_SHARES = (1.0, 0.3, 0.1, 0.03)
 #: Recomputations of the winner that are undone on trial.
@@ -224,7 +226,7 @@ class LeastTime:
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
         """Yield the plans of rules 2 and 3 that keep the budget."""
         for orders in self.all_orders:
-            for copy_share in COPY_SHARES:
+            for copy_share in COPY_SHARES if orders is self.all_orders[-1] else FEW_COPY_SHARES:
                 moved = orders.moved(copy_share)
                 if copy_share and not moved:
                     continue
