@@ -20,13 +20,13 @@ from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import GraphCosts, HardwareModel, StreamCosts, measure_of
-from gpusim.formats.trace import Op, Trace
+from gpusim.formats.trace import Op
 from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
 from gpusim.plan.schedule import Schedule, check_streams
 from gpusim.plan.tasks import Plan, Task
-from gpusim.plan.traffic import arithmetic
+from gpusim.plan.traffic import Arithmetic
 from gpusim.policies.registry import policy_by_name
 from gpusim.rules.occupancy import kernel_demand
 from gpusim.trace.op_names import full_label
@@ -96,7 +96,11 @@ def changed_graph(graph: OpGraph, change: Change) -> OpGraph:
     tasks = list(graph.tasks)
     if scaled:
         scaling = Scaling(graph.hardware, hardware, graph.trace.model.dtype)
-        tasks = [_scaled(graph.trace, op, of_op, scaling) for op, of_op in zip(graph.trace.ops, tasks, strict=True)]
+        foreign = graph.trace.provenance.gpu.name != scaling.source.gpu
+        tasks = [
+            _scaled(op, of_op, work, scaling, foreign)
+            for op, of_op, work in zip(graph.trace.ops, tasks, graph.work, strict=True)
+        ]
     for op, speed in speeds.items():
         tasks[op] = tuple(msgspec.structs.replace(task, dur_ns=task.dur_ns / speed) for task in tasks[op])
     return replace(graph, hardware=hardware, tasks=tuple(tasks))
@@ -201,11 +205,11 @@ def longest(graph: OpGraph, count: int) -> tuple[int, ...]:
     return tuple(sorted(times, key=lambda op: (-times[op], op))[:count])
 
 
-def _scaled(trace: Trace, op: Op, tasks: Sequence[Task], scaling: Scaling) -> tuple[Task, ...]:
-    """Return the tasks of an op with times and demands of the changed GPU."""
-    foreign = trace.provenance.gpu.name != scaling.source.gpu
+def _scaled(
+    op: Op, tasks: Sequence[Task], work: Sequence[Arithmetic], scaling: Scaling, foreign: bool
+) -> tuple[Task, ...]:
+    """Return the tasks of an op with times and demands of the changed GPU; `foreign`: captured on another one."""
     scaled = []
-    work = arithmetic(trace, op, op.kernels)
     for task in tasks:
         kernel = op.kernels[task.kernel]
         if foreign:

@@ -19,6 +19,7 @@ from gpusim.plan.kernels import kernel_tasks, variant_tasks
 from gpusim.plan.l2_cache import Touched, touched
 from gpusim.plan.products import small_products_share
 from gpusim.plan.tasks import Task
+from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.text import short_value
 from gpusim.trace.dependencies import dependencies
 from gpusim.trace.fusion import canonical_variants, covered_by
@@ -135,6 +136,11 @@ class OpGraph:
         """Memory that a replay of the step touches."""
         alike: OpGraph | None = self.encoded.get("alike")
         return touched(self.trace) if alike is None else alike.memory_touched
+
+    @cached_property
+    def work(self) -> tuple[list[Arithmetic], ...]:
+        """The arithmetic of each op's kernels, by which times are scaled to another GPU."""
+        return tuple(arithmetic(self.trace, op, op.kernels) for op in self.trace.ops)
 
     @cached_property
     def small_products(self) -> float:
