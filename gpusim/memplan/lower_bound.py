@@ -1,7 +1,8 @@
 """A lower bound on the step time of any memory plan within a budget, from copies and recomputation.
 
 While op t of the forward pass runs, or the first op after it, each storage that later ops need and op t does not is on
-the GPU, on the host, or gone and to be computed again. What is over the budget then, D bytes, is one of the last two:
+the GPU, on the host, or gone and to be computed again. What is over the budget then, D bytes, is one of the last two.
+Storages that only the forward pass needs count as free of charge:
 
 1. *Copies.* What is on the host was copied out before op t starts, and comes back after it. So m bytes take at least
    m / bandwidth each way, `1 + copy_slowdown` times as long beside kernels, and as far as that is longer than the ops
@@ -30,6 +31,9 @@ import heapq
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf
+
+import numpy as np
+import numpy.typing as npt
 
 from gpusim.engine.base import Timeline
 from gpusim.formats.hardware import Copies
@@ -61,6 +65,7 @@ class LowerBound:
             end - start for start, end in zip(timeline.start_ns, timeline.end_ns, strict=True)
         )
         self._start_ns = _starts(len(self._storages.trace.ops), lowered, timeline)
+        self._passing = _passing(self._storages)
         self._by_price = sorted(prices(self._storages, evaluator.graph.solo_ns).items(), key=lambda each: each[1])
         """Saved storages with ns a byte of recomputation, infinite where nothing computes them again."""
 
@@ -102,6 +107,9 @@ class LowerBound:
             for storage, price in self._by_price
             if storages.users[storage][0] < op and storage not in storages.touched[op]
         ]
+        first, last = self._passing
+        passing = np.flatnonzero((first < op) & (last > op)).tolist()
+        there.append((sum(size[storage] for storage in passing if storage not in storages.touched[op]), 0.0))
         if sum(each for each, _ in there) < over_bytes:
             return None
         cost_ns = cheapest_ns(there, over_bytes, self._copies, self._start_ns[op], self._idle_ns)
@@ -119,12 +127,12 @@ def cheapest_ns(
     out, back = (copies.full_bytes_per_ns(link, to_device) for to_device in (False, True))
     slower = _slower(link)
     free_bytes = out * (before_ns + link.copy_slowdown * min(idle_ns, before_ns)) / (1 + link.copy_slowdown)
-    beside = (free_bytes / (1 - slower), slower / out + slower / back)
+    beside = (free_bytes / (1 - slower) if slower < 1 else inf, slower / out + slower / back)
     left, cost_ns = over_bytes, 0.0
     for size, price in sorted([*there, beside, (inf, 1.0 / out + slower / back)], key=lambda each: each[1]):
-        part = min(size, left)
-        if part <= 0:
+        if left <= 0:
             break
+        part = min(size, left)
         cost_ns += part * price
         left -= part
     return cost_ns
@@ -167,6 +175,16 @@ def _needed_ops(storages: Storages) -> dict[int, frozenset[int]]:
         s: frozenset(chains[s].ops) if s in chains and all(map(never_stays, between[s])) else ops
         for s, ops in own.items()
     }
+
+
+def _passing(storages: Storages) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first and last user of each storage that a step makes, neither saves nor returns; else -1 and -1."""
+    first, last = (np.full(len(storages.users), -1, dtype=np.int64) for _ in range(2))
+    kept = {*storages.saved, *storages.results, *storages.initial}
+    for storage, users in enumerate(storages.users):
+        if users and storage not in kept:
+            first[storage], last[storage] = users[0], users[-1]
+    return first, last
 
 
 def _starts(ops: int, lowered: LoweredProgram, timeline: Timeline) -> list[float]:

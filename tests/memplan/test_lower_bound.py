@@ -8,6 +8,7 @@ import pytest
 
 from gpusim.errors import PlanError
 from gpusim.formats.hardware import Copies, default_hardware
+from gpusim.formats.trace import Trace
 from gpusim.memplan.compare import MemoryComparison, compare_policies
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.lower_bound import LowerBound, cheapest_ns, prices
@@ -68,9 +69,29 @@ def test_copies_beside_kernels_are_slower() -> None:
     assert cheapest_ns([], 100, link(copy_slowdown=1.0), 4.0, 9.0) == pytest.approx(6.0)
 
 
-@pytest.mark.parametrize("name", ["googlenet-train-b8", "resnet50-train-b8"])
+def test_kernels_that_stand_still_beside_copies_have_a_bound() -> None:
+    """Kernels that lose all of their time beside a copy: no copy delays them further."""
+    assert cheapest_ns([], 100, link(1.0, 2.0), 9.0) == pytest.approx(20.0)
+
+
+def branches(count: int) -> Trace:
+    """Branches that are made first and added one by one, all in the forward pass: no storage of theirs is saved."""
+    made = [Step(f"b{n}", "x", f"t{n}", kernels=(kernel(10_000),), target="aten.relu.default") for n in range(count)]
+    sums = [f"u{n}" if n else "t0" for n in range(count)]
+    added = [
+        Step(f"a{n}", f"{sums[n - 1]} t{n}", sums[n], kernels=(kernel(1_000),), target="aten.add.Tensor")
+        for n in range(1, count)
+    ]
+    end = [
+        Step("loss", sums[-1], "g", kernels=(kernel(1_000),)),
+        Step("back", "g x", "w", kernels=(kernel(1_000),), phase="backward"),
+    ]
+    return make_trace([*made, *added, *end], outputs="w", elements=SIZE // 4)
+
+
+@pytest.mark.parametrize("name", ["googlenet-train-b8", "resnet50-train-b8", "branches"])
 def test_no_plan_is_faster_than_its_bound(name: str) -> None:
-    graph = OpGraph.build(load_trace(name), default_hardware(""))
+    graph = graph_of(branches(8)) if name == "branches" else OpGraph.build(load_trace(name), default_hardware(""))
     evaluator = MemoryEvaluator(graph)
     bound = LowerBound(evaluator)
     keep_all = evaluator.evaluate(MemoryPlan())

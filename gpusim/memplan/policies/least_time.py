@@ -334,7 +334,7 @@ class LeastTime:
 
     @cached_property
     def least_peak(self) -> _Planned:
-        """The plan with the smallest peak of these choices."""
+        """The plan with the smallest peak of these choices and of the plans that are the same for all budgets."""
         choices = [Choice((), ())]
         for orders, copy_share, run_share in product(self.all_orders, COPY_SHARES, RUN_SHARES):
             moved = orders.moved(copy_share)
@@ -344,7 +344,9 @@ class LeastTime:
                 for part in (0.0, 0.5, 0.75, 0.9, 1.0)
             ]
         tried = sorted(dict.fromkeys(choices), key=self.floor_bytes)[:LEAST_TRIED]
-        return min((self.planned(choice, 0) for choice in tried), key=lambda each: each.peak_bytes)
+        found = [self.planned(choice, 0) for choice in tried]
+        found += [_Planned(None, 0, plan, peak_bytes) for plan, peak_bytes in self._unchanging]
+        return min(found, key=lambda each: each.peak_bytes)
 
     def shortfall(self, budget_bytes: int) -> str:
         """Explain why no plan found here keeps a budget."""
