@@ -18,6 +18,7 @@ from gpusim.plan.schedule import Schedule
 from gpusim.search.neighbourhood import Refined, refine
 from gpusim.search.priorities import local_search
 from gpusim.search.variants import search_partitions, search_variants
+from gpusim.trace.merging import plain_variants
 
 #: Names of rows of searched schedules with variants, and with SM partitions.
 VARIANTS, PARTITIONS = "with variants", "with partitions"
@@ -133,7 +134,7 @@ def search_all(
     half = streams // 2 if streams >= LEAST_HALVED else 0
     few = [seed_schedule for seed_schedule in seeds if max(seed_schedule.streams, default=0) < half]
     wide = 1.0 - NARROW_SHARE if half else 1.0
-    has_variants = any(graph.variants)
+    has_variants = any(graph.variants) and any(map(plain_variants, graph.trace.ops))
     kinds = 1 + has_variants + bool(splits)
     share = 1.0 - LISTS_SHARE if kinds == 1 else COMMON_SHARE - LISTS_SHARE
     first = part(LISTS_SHARE, share * wide)

@@ -22,6 +22,7 @@ from gpusim.search.interrupt import STOPS
 from gpusim.search.neighbourhood import Refined, refine
 from gpusim.search.priorities import local_search
 from gpusim.text import short_value
+from gpusim.trace.merging import plain_variants
 
 #: Default shares of the SMs and of the streams for the first of two partitions.
 SPLITS = ((0.5, 0.5), (0.75, 0.5), (0.75, 0.75), (0.85, 0.5))
@@ -141,7 +142,7 @@ def tried_variants(evaluator: Evaluator, plain: Refined, varied: Refined) -> Var
     best, captured = varied.schedules[0], plain.schedules[0]
     changed = [op for op, number in enumerate(best.variants) if number]
     return VariantsTried(
-        ops=sum(bool(others) for others in graph.variants),
+        ops=sum(map(bool, map(plain_variants, graph.trace.ops))),
         used=len(changed),
         without_ns=evaluator.makespan_ns(captured),
         with_ns=evaluator.makespan_ns(best),
