@@ -48,7 +48,21 @@ def read_recipe(path: Path) -> Recipe:
         problem = _wrong_with(case) or _wrong_against(case, recipe)
         if problem:
             raise RecipeError(str(path), problem, place=f"$.case[{index}]")
+    if recipe.traces is not None:
+        _check_names(recipe, path)
     return recipe
+
+
+def _check_names(recipe: Recipe, path: Path) -> None:
+    """Raise `RecipeError` for two traces of one file name: the folder of the traces has one file for each name."""
+    traces: dict[str, str] = {}
+    for index, case in enumerate(recipe.case):
+        if case.trace is None:
+            continue
+        other = traces.setdefault(Path(case.trace).name, case.trace)
+        if other != case.trace:
+            problem = f"has the same file name as the trace '{other}'; in '{recipe.traces}' they would be one"
+            raise RecipeError(str(path), problem, place=f"$.case[{index}].trace")
 
 
 def check_recipe(recipe: Recipe, file: str, trust_code: bool) -> None:

@@ -123,3 +123,15 @@ def test_missing_recipe_is_one_line(tmp_path: Path) -> None:
         read_recipe(tmp_path / "r.toml")
     with pytest.raises(RecipeError, match="cannot be read: Is a directory"):
         read_recipe(tmp_path)
+
+
+def test_two_traces_of_one_file_name_are_refused(tmp_path: Path) -> None:
+    """The folder of the traces has one file for each name: the second would silently be the first."""
+    path, traces = tmp_path / "recipe.toml", [tmp_path / name / "t.json.gz" for name in "ab"]
+    for trace in traces:
+        trace.parent.mkdir()
+        trace.touch()
+    cases = "".join(f'[[case]]\ntrace = "{trace.as_posix()}"\n' for trace in traces)
+    path.write_text(f'name = "r"\ntraces = "kept"\n{cases}')
+    with pytest.raises(RecipeError, match=r"case\[1\].trace.*same file name as the trace '.*a/t.json.gz'"):
+        read_recipe(path)
