@@ -113,7 +113,7 @@ class LowerBound:
         if sum(each for each, _ in there) < over_bytes:
             return None
         cost_ns = cheapest_ns(there, over_bytes, self._copies, self._start_ns[op], self._idle_ns)
-        return cost_ns - _slower(self._copies) * self._idle_ns
+        return cost_ns - copies.least_loss(self._copies) * self._idle_ns
 
 
 def cheapest_ns(
@@ -125,8 +125,8 @@ def cheapest_ns(
     delay, at most `idle_ns` of which without a kernel.
     """
     out, back = (copies.full_bytes_per_ns(link, to_device) for to_device in (False, True))
-    slower = _slower(link)
-    free_bytes = out * (before_ns + link.copy_slowdown * min(idle_ns, before_ns)) / (1 + link.copy_slowdown)
+    slower = copies.least_loss(link)
+    free_bytes = copies.most_bytes(link, False, before_ns, idle_ns)
     beside = (free_bytes / (1 - slower) if slower < 1 else inf, slower / out + slower / back)
     left, cost_ns = over_bytes, 0.0
     for size, price in sorted([*there, beside, (inf, 1.0 / out + slower / back)], key=lambda each: each[1]):
@@ -136,11 +136,6 @@ def cheapest_ns(
         cost_ns += part * price
         left -= part
     return cost_ns
-
-
-def _slower(link: Copies) -> float:
-    """Return the least time that kernels lose for each ns that a copy would take alone, if it runs beside them."""
-    return link.kernel_slowdown / (1 + 2 * link.kernel_slowdown) * (1 + link.copy_slowdown)
 
 
 def prices(storages: Storages, solo_ns: Sequence[float]) -> dict[int, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpusim.memplan.plan import Offload, Redo
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
+from gpusim.rules import copies
 
 #: Margin of a copy back's launch, as a fraction of its time.
 MARGIN = 0.1
@@ -66,11 +67,9 @@ class Link:
     @classmethod
     def of(cls, graph: OpGraph) -> Link:
         """Return the link of the step's GPU, one direction at a time."""
-        copies = graph.hardware.copies
-        slower = 1 + copies.copy_slowdown
-        return cls(
-            copies.d2h_bytes_per_ns / slower, copies.h2d_bytes_per_ns / slower, copies.latency_ns, copies.switch_ns
-        )
+        model = graph.hardware.copies
+        out, back = (copies.bytes_per_ns(model, to_device, both=False, kernels=True) for to_device in (False, True))
+        return cls(out, back, model.latency_ns, model.switch_ns)
 
     def out_ns(self, size: int) -> float:
         return self.latency_ns + size / self.out_bytes_per_ns

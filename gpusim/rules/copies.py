@@ -57,3 +57,14 @@ def switch_ns(copies: Copies, copying: bool, after_copy: bool, waits_for_copy: b
 def sm_rate(copies: Copies, working: int) -> float:
     """Return the rate of kernels during copies in `working` directions, over their rate without copies."""
     return 1.0 / (1.0 + copies.kernel_slowdown * working)
+
+
+def most_bytes(copies: Copies, to_device: bool, time_ns: float, idle_ns: float) -> float:
+    """Return the most bytes that copies of one direction move in `time_ns`, with no kernel for at most `idle_ns`."""
+    at_full_rate_ns = time_ns + copies.copy_slowdown * min(idle_ns, time_ns)
+    return full_bytes_per_ns(copies, to_device) * at_full_rate_ns / (1.0 + copies.copy_slowdown)
+
+
+def least_loss(copies: Copies) -> float:
+    """Return the least time that kernels lose for each ns that a copy takes alone, if it runs beside them."""
+    return copies.kernel_slowdown / (1.0 + 2.0 * copies.kernel_slowdown) * (1.0 + copies.copy_slowdown)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpusim.memplan.policies.orders import Choice, Orders
 from gpusim.memplan.times import OpTimes, first_needs, placed_copies
+from gpusim.rules import copies
 
 if TYPE_CHECKING:
     from gpusim.memplan.policies.least_time import LeastTime
@@ -61,8 +62,8 @@ class Exchange:
         self.planner, self.orders = planner, orders
         self.budget_bytes = budget_bytes
         self.left = estimates
-        slowdown, link = planner.setting.graph.hardware.copies.kernel_slowdown, planner.link
-        self._beside_ns = slowdown * (1 / link.out_bytes_per_ns + 1 / link.back_bytes_per_ns)
+        lost, link = 1 / copies.sm_rate(planner.setting.graph.hardware.copies, 1) - 1, planner.link
+        self._beside_ns = lost * (1 / link.out_bytes_per_ns + 1 / link.back_bytes_per_ns)
         """What kernels lose for each byte that moves."""
 
     def improved(self, choice: Choice) -> Choice:
