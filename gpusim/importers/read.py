@@ -21,11 +21,11 @@ from gpusim.importers.nsys import read_nsys
 from gpusim.importers.recognise import GPUSIM_TRACE, known_name
 from gpusim.importers.stream_json import Progress, as_utf8, unpacked
 from gpusim.io.file_limits import MAX_DOCUMENT_BYTES
-from gpusim.io.known_formats import LOOKED_AT_BYTES, known_format, profile_format
+from gpusim.io.known_formats import IMPORTED, LOOKED_AT_BYTES, known_format, profile_format
 from gpusim.io.opening import UnreadableError, open_file
 from gpusim.text import shortened
 
-_READ: Final = "read are Kineto JSON, nsys SQLite, ncu CSV, execution traces, Chakra .et, dumps of CUDA graphs"
+_READ: Final = f"read are {IMPORTED}"
 
 
 @dataclass(slots=True)
@@ -131,20 +131,10 @@ def _read_pieces(pieces: Iterator[bytes], first: bytes, name: str, contents: Con
     elif kind == GPUSIM_TRACE:
         contents.traces.append(name)
     else:
+        if first.startswith(b"SQLite format 3\0"):
+            raise ImportFileError(name, "is a gzipped SQLite file: unpack it first (gunzip)")
         other = known_format(first, name.removesuffix(".gz"), GPUSIM_TRACE)
-        raise ImportFileError(name, _refusal(first, name) or other or f"has no known format ({_READ})")
-
-
-def _refusal(first: bytes, name: str) -> str:
-    """Return why a file of a known kind is refused, with the alternative; empty for any other."""
-    lower = name.lower()
-    if lower.endswith((".nsys-rep", ".qdrep")):
-        return "is a report of Nsight Systems: write it as SQLite with `nsys export --type sqlite FILE`"
-    if lower.endswith(".ncu-rep") or first.startswith(b"NVR\0"):
-        return "is a report of Nsight Compute: write its table with `ncu --import FILE --csv --page raw`"
-    if first.startswith(b"SQLite format 3\0"):
-        return "is a gzipped SQLite file: unpack it first (gunzip)"
-    return ""
+        raise ImportFileError(name, other or f"has no known format ({_READ})")
 
 
 def _read_archive(opened: IO[bytes], size_bytes: int, file: str, contents: Contents, max_bytes: int) -> None:
@@ -163,7 +153,9 @@ def _read_archive(opened: IO[bytes], size_bytes: int, file: str, contents: Conte
             kind = profile_format(first, base.removesuffix(".gz"))
             if kind == "nsys-sqlite":
                 others = f"; {shortened(base, 60)} is an SQLite file: unpack it first"
-            elif kind and kind != GPUSIM_TRACE:
+            elif kind == GPUSIM_TRACE:
+                others = f"; {shortened(base, 60)} is a trace of gpusim: unpack it first"
+            elif kind:
                 _read_pieces(chain([first], pieces), first, name, contents)
                 read += 1
     if not read:

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpusim.importers.model import ImportFileError
 from gpusim.io import file_limits
-from gpusim.io.known_formats import UTF16_STARTS
+from gpusim.io.known_formats import AGAIN, UTF16_STARTS
 from gpusim.units import MIB, format_bytes
 
 Value = TypeVar("Value")
@@ -53,7 +53,7 @@ def unpacked(
     """
     data = file.read(PIECE_BYTES)
     if not data:
-        raise ImportFileError(name, "is empty")
+        raise ImportFileError(name, f"is empty: {AGAIN}")
     packed = data.startswith(GZIP_START)
     in_all = max(1, size_bytes)
     limit = max_bytes
@@ -89,7 +89,7 @@ def unpacked(
         where = "bytes after its gzip data are no gzip" if members > 1 else "is damaged gzip"
         raise ImportFileError(name, f"{where}: {cause}") from cause
     if packed and not unpack.eof:
-        raise ImportFileError(name, "is truncated gzip: the data ends before the gzip trailer")
+        raise ImportFileError(name, f"is truncated gzip: the data ends before the gzip trailer; {AGAIN}")
 
 
 def as_utf8(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import zlib
 
 from gpusim.errors import FileError
 from gpusim.io import file_limits
+from gpusim.io.known_formats import AGAIN, UTF16_STARTS, not_gzip
 from gpusim.units import MIB, format_bytes
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -15,16 +17,17 @@ _NO_MARKS = bytes(set(range(256)) - set(b'"[{,:'))
 
 
 def decompress(data: bytes, name: str, error: type[FileError], max_bytes: int | None = None) -> bytes:
-    """Return the text of a document, gunzipped if it starts with gzip's magic number; `name` is for messages.
+    """Return the text of a document in UTF-8, gunzipped if it starts with gzip's magic; `name` is for messages.
 
     Raises `error` for more than `max_bytes` (default: `MAX_DOCUMENT_BYTES`) of text, and for a text whose values need
     far more memory than the file's size explains (`gpusim.io.file_limits`). Neither check allocates that memory.
     """
     if not data:
-        raise error(name, "is empty")
+        raise error(name, f"is empty: {AGAIN}")
     text = _gunzip(data, name, error, max_bytes) if data.startswith(_GZIP_MAGIC) else data
     if text is data and name.endswith(".gz"):
-        raise error(name, f"is named .gz but is not gzip (it starts with {data[:4]!r})")
+        raise error(name, not_gzip(data))
+    text = _as_utf8(text, name, error)
     allowed = max(file_limits.FREE_VALUES_BYTES, file_limits.MAX_VALUES_PER_BYTE * len(data))
     allowed = min(allowed, file_limits.MAX_VALUES_BYTES)
     # Below the worst case, `{},{},{},...`, a small text need not be counted.
@@ -59,7 +62,7 @@ def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | Non
         if size > most:
             break
         if not stream.eof:
-            raise error(name, "is truncated gzip: the data ends before the gzip trailer")
+            raise error(name, f"is truncated gzip: the data ends before the gzip trailer; {AGAIN}")
         rest = rest[len(rest) - len(stream.unused_data) :]
     if size <= most:
         return texts[0] if len(texts) == 1 else b"".join(texts)
@@ -67,6 +70,18 @@ def _gunzip(data: bytes, name: str, error: type[FileError], max_bytes: int | Non
         raise error(name, f"is larger than {limit} bytes when decompressed")
     times = f"{file_limits.MAX_EXPANSION} times its {format_bytes(len(data))}"
     raise error(name, f"is larger than {format_bytes(expanded)} when decompressed, which is more than {times}")
+
+
+def _as_utf8(text: bytes, name: str, error: type[FileError]) -> bytes:
+    """Return a text without its byte order mark, in UTF-8; Windows' shell writes UTF-16."""
+    if text.startswith(codecs.BOM_UTF8):
+        return text[len(codecs.BOM_UTF8) :]
+    if not text.startswith(UTF16_STARTS):
+        return text
+    try:
+        return text.decode("utf-16").encode()
+    except UnicodeError as cause:
+        raise error(name, f"starts as UTF-16 but is not: {cause.args[-1]}; {AGAIN}") from cause
 
 
 def values_bytes(text: bytes, enough: int) -> int:

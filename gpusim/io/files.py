@@ -24,7 +24,7 @@ from gpusim.errors import FileError, OutputError
 from gpusim.io import file_limits
 from gpusim.io.decompression import decompress
 from gpusim.io.file_limits import MAX_INTEGER
-from gpusim.io.known_formats import known_format
+from gpusim.io.known_formats import AGAIN, known_format, unknown_format
 from gpusim.io.opening import TooLargeError, UnreadableError, open_to_write, read_limited
 from gpusim.io.packed import read_packed
 from gpusim.notebook import short_fields
@@ -137,7 +137,7 @@ def decode_document(
         problem, place = _explain(str(cause), data)
         raise error(name, problem, place=place) from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise error(name, known_format(data, name, schema) or f"is not valid JSON: {cause}") from cause
+        raise error(name, known_format(data, name, schema) or _no_json(data, schema, cause)) from cause
     if getattr(document, "schema", schema) == schema:
         return document
     _check_schema(data, schema, name, error, older)
@@ -150,10 +150,10 @@ def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], o
     try:
         actual = msgspec.json.decode(data, type=_SchemaOnly).schema
     except msgspec.ValidationError as cause:
-        other = known_format(data, name, schema)
-        raise error(name, other or f"is not a {schema} document: no text field 'schema' at its top level") from cause
+        unknown = f"is not a {schema} document: no text field 'schema' at its top level; {unknown_format(schema)}"
+        raise error(name, known_format(data, name, schema) or unknown) from cause
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise error(name, known_format(data, name, schema) or f"is not valid JSON: {cause}") from cause
+        raise error(name, known_format(data, name, schema) or _no_json(data, schema, cause)) from cause
     if actual == schema or actual in older:
         return
     if other := known_format(data, name, schema):
@@ -161,6 +161,14 @@ def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], o
     read = " and ".join(f"'{version}'" for version in (*older, schema))
     problem = f"unknown schema version '{short_value(actual)}' (this gpusim reads {read})"
     raise error(name, problem, place="$.schema")
+
+
+def _no_json(data: bytes, schema: str, cause: Exception) -> str:
+    """Return why an unrecognised text is refused."""
+    if not data.strip():
+        return f"is empty but for white space: {AGAIN}"
+    what_to_do = AGAIN if "truncated" in str(cause) else unknown_format(schema)
+    return f"is not valid JSON: {cause}; {what_to_do}"
 
 
 def encode_json(document: Any) -> bytes:

@@ -14,6 +14,11 @@ SEARCHED_BYTES: Final = 4 * 1024 * 1024
 #: Byte order marks of UTF-16.
 UTF16_STARTS: Final = b"\xff\xfe", b"\xfe\xff"
 
+#: Formats of other tools that become traces, in words.
+IMPORTED: Final = "Kineto JSON, nsys SQLite, ncu CSV, execution traces, Chakra .et, dumps of CUDA graphs"
+#: Advice for a file that ends early.
+AGAIN: Final = "copy or write it again"
+
 _CAPTURE = "capture the step with `gpusim capture` on its GPU"
 #: The command that reads the file as it is comes first; a capture has what a profile lacks.
 _IMPORT = f"`gpusim import FILE -o TRACE` reads it; for its data dependencies, {_CAPTURE}"
@@ -36,16 +41,52 @@ _OWN: Final = {
     "gpusim-rules": ("a check of the engines' rules", "it is read beside its hardware model"),
     "gpusim-hyper-q": ("a measurement of hardware queues", "no command reads it"),
 }
+_NSYS: Final = (
+    "a report of Nsight Systems",
+    f"write it as SQLite with `nsys export --type sqlite FILE`, and give that; for its data dependencies, {_CAPTURE}",
+)
+_PERFETTO: Final = "a binary trace of Perfetto", "write it as JSON with `traceconv json FILE OUT`, and give that"
+_DRAWN: Final = "it has no numbers of a step; give the file that it was made from"
+_UNPACK: Final = "unpack it, and give the file in it"
+#: Beginnings of files of any origin: what a wrong click or a failed download gives.
+_STARTS: Final = (
+    (rb"\x89PNG\r\n", "a picture (PNG)", _DRAWN),
+    (rb"\xff\xd8\xff", "a picture (JPEG)", _DRAWN),
+    (rb"GIF8|RIFF....WEBP", "a picture", _DRAWN),
+    (rb"%PDF-", "a PDF document", _DRAWN),
+    (rb"\x28\xb5\x2f\xfd", "a file packed with zstd", f"{_UNPACK} (`zstd -d FILE`)"),
+    (rb"\xfd7zXZ\0", "a file packed with xz", f"{_UNPACK} (`xz -d FILE`)"),
+    (rb"BZh[1-9]1AY&SY", "a file packed with bzip2", f"{_UNPACK} (`bzip2 -d FILE`)"),
+    (rb"7z\xbc\xaf\x27\x1c|Rar!", "an archive (7z or RAR)", _UNPACK),
+    (rb"\x7fELF", "a program", "it has no numbers of a step"),
+    (rb"version https://git-lfs", "a pointer of Git LFS", "fetch the file that it stands for with `git lfs pull`"),
+    (
+        rb"\s*(?:<!--.{0,999}?-->\s*)?<(?i:!doctype\s+html|html|head|body)\b",
+        "a web page (HTML)",
+        "download the file that the page shows or links to, such as the raw file",
+    ),
+    (rb"\s*<(?:\?xml|svg)\b", "an XML document", _DRAWN),
+)
 _ENDS: Final = {
-    ".nsys-rep": ("a report of Nsight Systems", f"export it with `nsys export --type sqlite`; {_CAPTURE}"),
-    ".qdrep": ("a report of Nsight Systems", f"it has kernels and no operators; {_CAPTURE}"),
-    ".ncu-rep": ("a report of Nsight Compute", f"{_CAPTURE}; --counters adds what ncu counts"),
+    ".nsys-rep": _NSYS,
+    ".qdrep": _NSYS,
+    ".qdstrm": _NSYS,
+    ".pftrace": _PERFETTO,
+    ".perfetto-trace": _PERFETTO,
+    ".ncu-rep": (
+        "a report of Nsight Compute",
+        "write its table with `ncu --import FILE --csv --page raw`, and give that to `gpusim import` with its profile",
+    ),
     ".onnx": ("an ONNX model", f"it has no measured kernels; {_CAPTURE}"),
     ".et": ("a Chakra execution trace", _IMPORT),
     ".py": ("a Python file", "`gpusim capture FILE:FUNCTION` captures a step of its model"),
     ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
 }
 _KINETO = "a trace of torch.profiler (Kineto)"
+#: A name in the pickle of `torch.cuda.memory._dump_snapshot`, which is at its beginning.
+_SNAPSHOT = re.compile(rb"\A\x80[\x02-\x05].{0,4000}?(?:segments|device_traces|segment_type)", re.DOTALL)
+#: First member of what `torch.save` writes.
+_TORCH_SAVE = re.compile(rb"\APK\x03\x04.{26}[^/\0]{1,200}/(?:data\.pkl|\.format_version|version|byteorder)", re.DOTALL)
 #: Header of a table of Nsight Compute, which follows lines of its own and of the program.
 _NCU_START = re.compile(rb'^(?:\xef\xbb\xbf)?"?ID"?[,;]"?(?:Process ID|Kernel Name)"?[,;]', re.MULTILINE)
 #: Kind of an event in a list of events.
@@ -63,8 +104,27 @@ def known_format(data: bytes, name: str, wanted: str) -> str:
     if recognised is None:
         return ""
     description, advice = recognised
-    reads = _OWN.get(wanted.partition("/")[0], ("",))[0]
-    return f"is {description}, and {reads or wanted} ({wanted}) is read here: {advice}"
+    return f"is {description}, and {_read_here(wanted)}: {advice}"
+
+
+def unknown_format(wanted: str) -> str:
+    """Return what is read in place of an unrecognised file, to follow the problem in a message."""
+    own = wanted.partition("/")[0]
+    imported = f"; `gpusim import` makes one of {IMPORTED}" if own == "gpusim-trace" else ""
+    return f"{_read_here(wanted)}{imported}"
+
+
+def not_gzip(data: bytes) -> str:
+    """Return why a file named .gz that is not gzip is refused, to follow its name in a message."""
+    recognised = _format(data[:LOOKED_AT_BYTES], "", "")
+    if recognised is None:
+        return f"is named .gz but is not gzip (it starts with {data[:4]!r})"
+    return f"is named .gz but is {recognised[0]}: {recognised[1]}"
+
+
+def _read_here(wanted: str) -> str:
+    name = _OWN.get(wanted.partition("/")[0], ("",))[0]
+    return f"{name} ({wanted}) is read here" if name else f"{wanted} is read here"
 
 
 def profile_format(data: bytes, name: str) -> str:
@@ -110,18 +170,28 @@ def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
         return "an output of Nsight Compute", f"{_IMPORT}; --counters adds what ncu counts"
     if data.startswith((b"==PROF==", b"==WARNING==", b"==ERROR==")):
         return "an output of Nsight Compute without a table", "write one: `ncu --import FILE --csv --page raw`"
+    if _TORCH_SAVE.match(data):
+        return "a file of torch.save (a zip archive)", f"it has weights and no measured kernels; {_CAPTURE}"
     if data.startswith(b"PK\x03\x04"):
-        return "a zip archive, such as torch.save writes", f"it has weights and no measured kernels; {_CAPTURE}"
+        return "a zip archive without a trace or a profile", _UNPACK
     if re.match(rb".{5}\x00{3}\{\s*\"", data, re.DOTALL):  # the size of a header of less than 1 TB, then the header
         return "a safetensors file", f"it has weights and no measured kernels; {_CAPTURE}"
+    if _SNAPSHOT.match(data):
+        return (
+            "a memory snapshot of torch (a pickle)",
+            f"`gpusim memory TRACE --measured FILE` compares it with the predicted memory; for TRACE, {_CAPTURE}",
+        )
     if re.match(rb"\x80[\x02-\x05]", data):
         return "a Python pickle, which gpusim never loads", _CAPTURE
     if re.match(rb"\x08[\x01-\x20]\x12[\x01-\x40](?:pytorch|onnx|tf2onnx|keras)", data):
         return _ENDS[".onnx"]
     if _CHAKRA_ET.match(data):
         return _ENDS[".et"]
-    if data[:1].isspace() or data[:1] in (b"{", b"["):
-        return _json_format(data.lstrip(), wanted)
+    for start, description, advice in _STARTS:
+        if re.match(start, data, re.DOTALL):
+            return description, advice
+    if (text := data.lstrip())[:1] in (b"{", b"["):
+        return _json_format(text, wanted)
     return next((known for end, known in _ENDS.items() if name.endswith(end)), None)
 
 

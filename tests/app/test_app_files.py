@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
+import gpusim
+from gpusim.errors import GpusimError
 from gpusim.formats.trace import Kernel, Variant, VariantSettings
 from gpusim.report.measured import bundled_measured, read_measured
 from gpusim.trace.store import load_trace, write_trace
@@ -17,6 +20,7 @@ from gpusim.units import GIB, format_ns
 from tests.report.test_measured import measurement_of, timeline_of
 from tests.support.helpers import Step, make_trace, view, wide_trace
 from tests.support.pages import (
+    APP,
     PAGES,
     SMALL,
     _main_module,  # noqa: F401  (a fixture that every test here uses)
@@ -101,6 +105,40 @@ def test_a_broken_upload_says_what_it_is_in_the_main_area_and_shows_no_answer(
     assert app.main.error
     assert not app.metric
     assert "g-answer" not in markup(app)
+
+
+#: Files of any origin, by name.
+STRAY = {
+    "page.html": b"<!DOCTYPE html><html><body>Sign in</body></html>",
+    "shot.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    "snapshot.pickle": pickle.dumps({"segments": [], "device_traces": []}),
+    "snapshot.pt": pickle.dumps({"segments": [], "device_traces": []}, protocol=2),
+    "stuff.zip": b"PK\x03\x04" + bytes(26) + b"readme.txt",
+    "run.nsys-rep": b"\x01\x02\x03",
+    "run.sqlite": b"SQLite format 3\0" + bytes(100),
+    "empty.json": b"",
+    "cut.json.gz": gzip.compress(b'{"schema": "gpusim-trace/2"}')[:-9],
+    "notes.txt": b"hello",
+}
+
+
+def test_any_file_is_refused_as_by_the_library_and_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message in the main area, the library's; the step that was open before is not shown beside it."""
+    monkeypatch.chdir(tmp_path)
+    app = uploaded("mine.json.gz", trace_file(tmp_path))
+    app.switch_page(str(APP / "views" / "start.py")).run()
+    for name, data in STRAY.items():
+        Path(name).write_bytes(data)
+        with pytest.raises(GpusimError) as caught:
+            gpusim.load(name)
+        app = uploader(app, "A trace of gpusim").upload(name, data, "application/json").run()
+        assert not app.exception, name
+        assert errors(app) == [str(caught.value)]
+        assert app.main.error, name
+        assert not app.metric
+        assert "g-answer" not in markup(app), name
 
 
 @pytest.mark.parametrize("name", ["report.sqlite", "trace.txt", "no suffix", "a.json.zst"])

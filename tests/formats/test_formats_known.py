@@ -17,7 +17,7 @@ from gpusim.formats.hardware import load_hardware
 from gpusim.formats.schedule import read_schedule_document
 from gpusim.io.known_formats import LOOKED_AT_BYTES, known_format
 from gpusim.report.measured import read_measured
-from gpusim.trace.store import load_trace
+from gpusim.trace.store import load_trace, trace_sha256, write_trace
 from tests.support.helpers import wide_trace
 
 KINETO = {
@@ -35,10 +35,10 @@ def sqlite_bytes(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def zip_bytes() -> bytes:
+def zip_bytes(member: str) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("archive/data.pkl", b"x")
+        archive.writestr(member, b"x")
     return data.getvalue()
 
 
@@ -52,7 +52,22 @@ FOREIGN = {
     ),
     "chakra": (b"\x07\x0a\x050.0.4\x10\x02", "a Chakra execution trace", "gpusim capture"),
     "pickle": (pickle.dumps({"a": 1}), "a Python pickle, which gpusim never loads", "gpusim capture"),
-    "torch.save": (zip_bytes(), "a zip archive, such as torch.save writes", "gpusim capture"),
+    "memory snapshot": (
+        pickle.dumps({"segments": [], "device_traces": []}), "a memory snapshot of torch", "TRACE --measured FILE"
+    ),
+    "memory snapshot of torch 1": (
+        pickle.dumps([{"address": 1, "segment_type": "small"}], protocol=2), "a memory snapshot of torch", "--measured"
+    ),
+    "torch.save": (zip_bytes("archive/data.pkl"), "a file of torch.save (a zip archive)", "gpusim capture"),
+    "zip": (zip_bytes("readme.txt"), "a zip archive without a trace or a profile", "unpack it"),
+    "web page": (b"\n<!DOCTYPE html>\n<html><body>Sign in", "a web page (HTML)", "download the file"),
+    "web page with a comment": (b"<!-- saved from\n x -->\n<HTML lang='en'>", "a web page (HTML)", "download the file"),
+    "xml": (b'<?xml version="1.0"?><a/>', "an XML document", "the file that it was made from"),
+    "png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a picture (PNG)", "the file that it was made from"),
+    "jpeg": (b"\xff\xd8\xff\xe0\0\x10JFIF", "a picture (JPEG)", "the file that it was made from"),
+    "pdf": (b"%PDF-1.7\n", "a PDF document", "the file that it was made from"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x04", "a file packed with zstd", "zstd -d"),
+    "git lfs": (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS", "git lfs pull"),
     "safetensors": (b"\x16" + bytes(7) + b'{"a":{"dtype":"F32"}}  ', "a safetensors file", "gpusim capture"),
     "onnx": (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0", "an ONNX model", "gpusim capture"),
     "ncu": (b'"ID","Process ID","Process Name"\n', "an output of Nsight Compute", "--counters"),
@@ -89,12 +104,13 @@ def test_sqlite_of_nsight_is_named_by_its_content_whatever_its_ending(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.nsys-rep", "a report of Nsight Systems"), ("a.ncu-rep", "a report of Nsight Compute"),
+        ("a.nsys-rep", "nsys export --type sqlite"), ("a.ncu-rep", "ncu --import FILE --csv --page raw"),
+        ("a.perfetto-trace", "traceconv json"),
         ("a.py", "gpusim capture FILE:FUNCTION"), ("a.toml", "gpusim validate"),
     ],
 )  # fmt: skip
 def test_file_without_a_known_beginning_is_named_by_its_ending(name: str, words: str, tmp_path: Path) -> None:
-    (path := tmp_path / name).write_bytes(b"\x01\x02 whatever")
+    (path := tmp_path / name).write_bytes(b"\n\x02 whatever")
     with pytest.raises(TraceError, match=words):
         load_trace(str(path))
 
@@ -131,3 +147,42 @@ def test_newer_or_damaged_document_of_the_wanted_kind_is_left_to_its_reader(tmp_
 def test_only_the_beginning_is_looked_at() -> None:
     late = b'{"pad": "' + b"x" * LOOKED_AT_BYTES + b'", "traceEvents": []}'
     assert known_format(late, "x.json", "gpusim-trace/1") == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le with a mark", "utf-16-be with a mark"])
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_document_in_another_encoding_of_unicode_is_read(encoding: str, packed: bool, tmp_path: Path) -> None:
+    """Editors add a mark, Windows' shell writes UTF-16: the document is the same, and so is its hash."""
+    trace = wide_trace()
+    plain, other = tmp_path / "plain.json", tmp_path / "other.json"
+    write_trace(trace, plain)
+    name, marked, _ = encoding.partition(" with")
+    data = (("\ufeff" if marked else "") + plain.read_text("utf-8")).encode(name)
+    other.write_bytes(gzip.compress(data) if packed else data)
+    assert load_trace(str(other)) == trace
+    assert trace_sha256(other) == trace_sha256(plain)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty: copy or write it again"),
+        (b" \n\n", "is empty but for white space: copy or write it again"),
+        (gzip.compress(b""), "is empty but for white space: copy or write it again"),
+        (gzip.compress(b'{"schema": "gpusim-trace/2"}')[:-9], "is truncated gzip.*; copy or write it again"),
+        (b'{"schema": "gpusim-trace/2", "ops": [', "is not valid JSON: .*truncated; copy or write it again"),
+        (b"\xff\xfe{\0\0\xd8", "starts as UTF-16 but is not: .*; copy or write it again"),
+        (b"a,b\n1,2\n", r"is not valid JSON: .*; a trace \(gpusim-trace/2\) is read here; `gpusim import` makes"),
+        (b"[1, 2]", r"no text field 'schema' at its top level; a trace .* is read here; `gpusim import`"),
+    ],
+)
+def test_empty_cut_or_unknown_file_says_what_to_do(data: bytes, words: str, tmp_path: Path) -> None:
+    (path := tmp_path / "mine.json").write_bytes(data)
+    with pytest.raises(TraceError, match=words):
+        load_trace(str(path))
+
+
+def test_file_named_gzip_that_is_none_is_named_by_what_it_is(tmp_path: Path) -> None:
+    (path := tmp_path / "step.json.gz").write_bytes(b"<html><body>404")
+    with pytest.raises(TraceError, match=r"is named \.gz but is a web page \(HTML\): download"):
+        load_trace(str(path))

@@ -270,6 +270,7 @@ def test_several_ranks_are_described_together_and_one_is_imported_by_its_number(
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "weights": ("w.zip", zipped({"archive/data.pkl": b"\x80\x02."}), "none of them in a known format"),
     "sqlite in an archive": ("s.zip", zipped({"n.sqlite": b"SQLite format 3\0" + bytes(100)}), "unpack it first"),
+    "trace in an archive": ("t.zip", zipped({"a.json": b'{"schema": "gpusim-trace/2"}'}), "is a trace of gpusim"),
     "packed sqlite": ("n.sqlite.gz", gzip.compress(b"SQLite format 3\0" + bytes(100)), "unpack it first"),
     "damaged zip": ("d.zip", zipped({"k.json": b"{" * 999})[:-9], "damaged"),
     "memory timeline": ("m.raw.json.gz", gzip.compress(b"[[-1, 0, 2048, 1], [5, 1, 512, 0]]"), "memory timeline"),
