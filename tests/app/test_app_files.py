@@ -23,10 +23,8 @@ from tests.support.pages import (
     APP,
     PAGES,
     SMALL,
-    _main_module,  # noqa: F401  (a fixture that every test here uses)
     address,
     answer,
-    app_on_path,  # noqa: F401  (likewise)
     codes,
     errors,
     finished,

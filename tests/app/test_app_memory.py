@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from gpusim.formats.hardware import load_hardware
 from gpusim.units import format_bytes, format_ns
-from tests.support.pages import (  # noqa: F401  (app_on_path and the like act by being there)
+from tests.support.pages import (
     answer,
-    app_on_path,
     commanded,
     errors,
     kind_of_answer,
@@ -43,3 +43,12 @@ def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     widget(app.number_input, "Budget, MiB").set_value(100).run()
     assert not app.exception
     assert "no plan keeps 100 MiB; the smallest budget that works" in errors(app)[0]
+
+
+def test_memory_peak_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    app = page("memory")
+    printed = commanded(app, capsys)
+    peak = format_bytes(printed["peak_bytes"])
+    assert answer(app).startswith(f"Yes. At its peak the step needs {peak}: ")
+    assert answer(app).partition(" of the ")[2].startswith(format_bytes(load_hardware("h200").memory.dram_bytes))
+    assert f": {peak} at " in " ".join(each.value for each in app.header)

@@ -10,9 +10,7 @@ from streamlit.testing.v1 import AppTest
 from tests.support.importer_files import SAMPLES, node, write_execution_trace
 from tests.support.nsys_files import SCHEMAS, write_schema
 from tests.support.pages import (
-    _main_module,  # noqa: F401  (a fixture that every test here uses)
     address,
-    app_on_path,  # noqa: F401  (likewise)
     errors,
     opened,
 )

@@ -26,9 +26,7 @@ from tests.support.pages import (
     APP,
     REGISTRY,
     SMALL,
-    _main_module,  # noqa: F401  (a fixture that every test here uses)
     address,
-    app_on_path,  # noqa: F401  (likewise)
     errors,
     markup,
     metrics,

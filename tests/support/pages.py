@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,24 +36,11 @@ PAGES = tuple(REGISTRY.PAGES)
 #: Pages about a step.
 OF_A_STEP = tuple(name for name, entry in REGISTRY.PAGES.items() if entry.controls)
 SMALL = "squeezenet1_1-infer-b1"
+#: Steps with branches and without.
+BRANCHES, CHAIN = "googlenet-infer-b1", "vgg16-infer-b1"
+#: Name of the verdict's table.
+WAYS = "Ways to run the step"
 TIMEOUT_S = 120
-
-
-@pytest.fixture(autouse=True)
-def _main_module() -> Iterator[None]:
-    """A running page becomes `__main__`; processes that later tests start must not inherit it."""
-    main_module = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = main_module
-
-
-@pytest.fixture(autouse=True)
-def app_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Put the dashboard's folder on the path as `streamlit run` does, and keep its cache away from the user's."""
-    monkeypatch.syspath_prepend(str(APP))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-    # Before every run Streamlit reads the metadata of all installed packages for components: half of all CPU time.
-    monkeypatch.setattr("streamlit.components.v2.manifest_scanner.scan_component_manifests", list)
 
 
 def unopened(**link: str) -> AppTest:
@@ -149,3 +135,28 @@ def finished(app: AppTest) -> AppTest:
     job.wait(TIMEOUT_S)
     assert not job.running
     return app.run()
+
+
+def cell(row: dict[str, str], head: str) -> str:
+    """Return the cell of the column whose head begins with this text."""
+    [found] = [value for name, value in row.items() if name.startswith(head)]
+    return found
+
+
+def ms(text: str) -> float:
+    """Convert a table's number in ms or us to ns."""
+    return round(float(text) * 1e6)
+
+
+def time_ns(row: dict[str, str], head: str) -> float:
+    """Return a table's time in ns; the head has its unit."""
+    [(name, value)] = [(name, value) for name, value in row.items() if name.startswith(head)]
+    return float(value) * {"ms": 1e6, "us": 1e3, "ns": 1.0}[name.rpartition(", ")[2]]
+
+
+def table_rows(app: AppTest) -> list[dict[str, str]]:
+    """Return the rows of a page's last table."""
+    last = markup(app).rpartition("<table")[2]
+    heads = [plain(head) for head in re.findall(r'<th scope="col"[^>]*>(.*?)</th>', last)]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", last.partition("<tbody>")[2])
+    return [dict(zip(heads, map(plain, re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)), strict=True)) for row in rows]
