@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
 import msgspec
 
 from gpusim.errors import CaptureError
-from gpusim.formats.arguments import renumbered, tensor_refs
 from gpusim.formats.trace import Op, Storage, Tensor
 from gpusim.gpu.capture.record import Recorded, set_roles
-from gpusim.gpu.inductor.own_step import Shape, place_of, with_own_names
+from gpusim.gpu.inductor.own_step import Shape, place_of, with_own_names, with_tensors
 from gpusim.gpu.inductor.regions import Place, Regions, Side, Step, touched
 from gpusim.plan.sync import through_views
 from gpusim.trace.dependencies import dependencies
@@ -55,7 +54,7 @@ class Mixer:
         """
         origins = self._ordered(self._chosen(fused))
         made = _Made(self, set(fused))
-        ops = with_own_names([made.op(self._op(place), place[0]) for place in origins])
+        ops = with_own_names([with_tensors(self._op(place), partial(made.tensor, place[0])) for place in origins])
         recorded = made.finished(ops)
         return Mixed(recorded, origins)
 
@@ -176,20 +175,6 @@ class _Made:
         if step.trace.storages[storage].bytes > self.storages[mine].bytes:
             self.storages[mine] = step.trace.storages[storage]
         return mine
-
-    def op(self, op: Op, side: Side) -> Op:
-        """Convert an op of either step to the tensors here."""
-        mentioned = {*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads, *op.writes}
-        mentioned |= {index for index in op.outputs if index is not None}
-        ids = {index: self.tensor(side, index) for index in sorted(mentioned)}
-        return msgspec.structs.replace(
-            op,
-            args=tuple(renumbered(value, ids) for value in op.args),
-            kwargs={key: renumbered(value, ids) for key, value in op.kwargs.items()},
-            outputs=tuple(None if index is None else ids[index] for index in op.outputs),
-            reads=tuple(dict.fromkeys(ids[index] for index in op.reads)),
-            writes=tuple(dict.fromkeys(ids[index] for index in op.writes)),
-        )
 
     def finished(self, ops: list[Op]) -> Recorded:
         """Return the step of these ops, with the results of the step."""

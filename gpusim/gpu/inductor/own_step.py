@@ -6,7 +6,7 @@ last, followed by the step's later recorded calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -49,7 +49,7 @@ def own_step(
     joined.begin(read.named, {name: id_ for id_, name in recorded.named.items()})
     joined.hand_on(list(handed_on), read.outputs)
     behind = {call.name for call in rest}
-    ops = [*read.ops, *(joined.op(op) for op in recorded.ops if op.name in behind)]
+    ops = [*read.ops, *(with_tensors(op, joined.tensor) for op in recorded.ops if op.name in behind)]
     outputs, gradients = ([joined.tensor(id_) for id_ in ids] for ids in (recorded.outputs, recorded.gradients))
     set_roles(joined.tensors, outputs, "output")
     set_roles(joined.tensors, gradients, "gradient")
@@ -176,25 +176,26 @@ class _Joined:
             self._storages[theirs.storage] = (len(self.storages) - 1, 0)
         return self._storages[theirs.storage]
 
-    def op(self, op: Op) -> Op:
-        """Convert a recorded op to the tensors here."""
-        mentioned = {*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads, *op.writes}
-        mentioned |= {id_ for id_ in op.outputs if id_ is not None}
-        ids = {id_: self.tensor(id_) for id_ in sorted(mentioned)}
-        return msgspec.structs.replace(
-            op,
-            args=tuple(renumbered(value, ids) for value in op.args),
-            kwargs={key: renumbered(value, ids) for key, value in op.kwargs.items()},
-            outputs=tuple(None if id_ is None else ids[id_] for id_ in op.outputs),
-            reads=tuple(dict.fromkeys(ids[id_] for id_ in op.reads)),
-            writes=tuple(dict.fromkeys(ids[id_] for id_ in op.writes)),
-        )
-
     def check_apart(self, gradients: Sequence[int]) -> None:
         """Raise `CaptureError` where two gradients share memory: the user changes each of them in place."""
         theirs = {self.recorded.tensors[id_].storage for id_ in self.recorded.gradients}
         if len({self.tensors[index].storage for index in gradients}) < len(theirs):
             raise CaptureError("Inductor returns two gradients in one memory; use the front end 'aten'")
+
+
+def with_tensors(op: Op, tensor: Callable[[int], int]) -> Op:
+    """Return an op with its tensors numbered anew; `tensor` is called once for each, in ascending order."""
+    numbers = {*tensor_refs([*op.args, *op.kwargs.values()]), *op.reads, *op.writes}
+    numbers |= {number for number in op.outputs if number is not None}
+    anew = {number: tensor(number) for number in sorted(numbers)}
+    return msgspec.structs.replace(
+        op,
+        args=tuple(renumbered(value, anew) for value in op.args),
+        kwargs={key: renumbered(value, anew) for key, value in op.kwargs.items()},
+        outputs=tuple(None if number is None else anew[number] for number in op.outputs),
+        reads=tuple(dict.fromkeys(anew[number] for number in op.reads)),
+        writes=tuple(dict.fromkeys(anew[number] for number in op.writes)),
+    )
 
 
 def place_of(tensor: Tensor) -> Shape:
