@@ -11,7 +11,6 @@ GPU.
 
 from __future__ import annotations
 
-import datetime
 import json
 import statistics
 import sys
@@ -25,10 +24,9 @@ import torch
 from torch.nn import functional
 from torch.profiler import record_function
 
-from gpusim.gpu.device import gpu_facts, require_gpu
+from gpusim.gpu.device import provenance, require_gpu
 from gpusim.gpu.profiling import ITERATIONS, RANGE, attribute, exported_events, profiled
 from gpusim.units import KIB, MIB
-from gpusim.version import code_version
 
 SIZES = (32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
 #: Memory that does not stay in the cache, and tensors that do.
@@ -176,19 +174,10 @@ def main() -> None:
     """Write what was found, with the GPU's name."""
     require_gpu()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
+    result = provenance("python scripts/measure_misses.py", lambda: torch.cuda._sleep(2_000_000))
+    cycles_per_ns = (result["sm_clock_mhz"] or BOOST_MHZ) / 1000
     with torch.no_grad():
-        result = {
-            "gpu": facts.name,
-            "date": datetime.date.today().isoformat(),
-            "command": "python scripts/measure_misses.py",
-            "versions": {"driver": facts.driver, "cuda": facts.cuda, "torch": facts.torch, "cudnn": facts.cudnn},
-            "sm_clock_mhz": facts.sm_clock_mhz,
-            "gpusim": code_version(),
-            "misses": misses(),
-            "kernels": launched(),
-            "side_by_side": side_by_side((facts.sm_clock_mhz or BOOST_MHZ) / 1000),
-        }
+        result |= {"misses": misses(), "kernels": launched(), "side_by_side": side_by_side(cycles_per_ns)}
     Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

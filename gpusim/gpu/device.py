@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from gpusim.errors import GpuError
 from gpusim.formats.trace import Dtype, Gpu
 from gpusim.units import format_bytes
+from gpusim.version import code_version
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -49,6 +51,19 @@ def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
         sm_clock_mhz=sm_clock,
         mem_clock_mhz=mem_clock,
     )
+
+
+def provenance(command: str, busy: Callable[[], object]) -> dict[str, Any]:
+    """Return the head of a results document of `command`: GPU, date, versions, and the clock while `busy` runs."""
+    gpu = gpu_facts(busy)
+    return {
+        "gpu": gpu.name,
+        "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
+        "command": command,
+        "versions": {"torch": gpu.torch, "cuda": gpu.cuda, "driver": gpu.driver, "cudnn": gpu.cudnn},
+        "sm_clock_mhz": gpu.sm_clock_mhz,
+        "gpusim": code_version(),
+    }
 
 
 def _queue_work(work: Callable[[], object]) -> None:

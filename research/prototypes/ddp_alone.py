@@ -17,7 +17,6 @@ of GoogLeNet at 8 images, which waits for the host as well.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -32,9 +31,8 @@ from ddp import MEASURED_US
 from torch import distributed, nn
 
 from gpusim.formats.topology import load_topology
-from gpusim.gpu.device import gpu_facts
+from gpusim.gpu.device import provenance
 from gpusim.layerwise.communication import members, time_ns
-from gpusim.version import code_version
 
 ROUNDS, CALLS, SMALL_BATCH = 9, 10, 2
 #: GoogLeNet at 8 images, forward and backward: its host is slower than its kernels.
@@ -189,16 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write(file: Path, rows: list[dict[str, Any]]) -> None:
     """Write the rows so far."""
-    facts = gpu_facts(lambda: torch.rand(4096, 4096, device="cuda") @ torch.rand(4096, 4096, device="cuda"))
-    document = {
-        "gpu": facts.name,
-        "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
-        "command": "python research/prototypes/ddp_alone.py",
-        "versions": {"torch": facts.torch, "cuda": facts.cuda, "driver": facts.driver, "cudnn": facts.cudnn},
-        "sm_clock_mhz": facts.sm_clock_mhz,
-        "gpusim": code_version(),
-        "cases": rows,
-    }
+    matrix = torch.rand(4096, 4096, device="cuda")
+    document = provenance("python research/prototypes/ddp_alone.py", lambda: matrix @ matrix) | {"cases": rows}
     file.write_text(json.dumps(document, indent=1) + "\n")
 
 

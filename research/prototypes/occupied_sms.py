@@ -12,7 +12,6 @@ backward passes run as one CUDA graph beside it. From the time without such a ke
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,6 @@ from gpusim.layerwise.ddp import lower_ddp
 from gpusim.layerwise.lowering import SYNC
 from gpusim.layerwise.made_up import collective_kernel
 from gpusim.plan.tasks import Plan
-from gpusim.version import code_version
 
 STEPS = (("alexnet", 32), ("alexnet", 128), ("vgg16", 32), ("resnet50", 32), ("inception_v3", 32))
 SMS = (12, 24, 48)
@@ -194,18 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output is not None and not options.quick:
         import torch
 
-        from gpusim.gpu.device import gpu_facts
+        from gpusim.gpu.device import provenance
 
-        facts = gpu_facts(lambda: torch.rand(4096, 4096, device="cuda") @ torch.rand(4096, 4096, device="cuda"))
-        document = {
-            "gpu": facts.name,
-            "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
-            "command": "python research/prototypes/occupied_sms.py",
-            "versions": {"torch": facts.torch, "cuda": facts.cuda, "driver": facts.driver, "cudnn": facts.cudnn},
-            "sm_clock_mhz": facts.sm_clock_mhz,
-            "gpusim": code_version(),
-            "cases": rows,
-        }
+        matrix = torch.rand(4096, 4096, device="cuda")
+        document = provenance("python research/prototypes/occupied_sms.py", lambda: matrix @ matrix) | {"cases": rows}
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

@@ -11,7 +11,6 @@ graph.
 from __future__ import annotations
 
 import ctypes
-import datetime
 import json
 import sys
 from functools import partial
@@ -23,14 +22,13 @@ import torch
 import gpusim
 from gpusim.gpu.calibrate.copies import DIRECTIONS, CopyBench
 from gpusim.gpu.calibrate.microbench import event_ns
-from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
+from gpusim.gpu.device import provenance, require_gpu, set_precision
 from gpusim.gpu.profiling import exported_events, profiled
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu, with_buffers
 from gpusim.gpu.replay.memory_run import CudaLanes, MemoryRunner
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan, read_memory_plan
 from gpusim.units import MIB
-from gpusim.version import code_version
 
 REPLAYS = 3
 #: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_SET_CAPTURE_DEPENDENCIES.
@@ -128,17 +126,9 @@ def main() -> None:
     """Write both, with the GPU's name."""
     out, trace_path, *plan_paths = sys.argv[1:]
     require_gpu()
-    facts = gpu_facts(partial(torch.cuda._sleep, 2_000_000))
-    result = {
-        "gpu": facts.name,
-        "date": datetime.date.today().isoformat(),
-        "command": "python research/prototypes/plan_timeline.py " + " ".join(sys.argv[1:]),
-        "versions": {"driver": facts.driver, "cuda": facts.cuda, "torch": facts.torch, "cudnn": facts.cudnn},
-        "sm_clock_mhz": facts.sm_clock_mhz,
-        "gpusim": code_version(),
-        "replays": replays(trace_path, plan_paths),
-        "rates": rates(),
-    }
+    command = "python research/prototypes/plan_timeline.py " + " ".join(sys.argv[1:])
+    head = provenance(command, partial(torch.cuda._sleep, 2_000_000))
+    result = head | {"replays": replays(trace_path, plan_paths), "rates": rates()}
     Path(out).write_text(json.dumps(result), encoding="utf-8")
 
 
