@@ -265,7 +265,7 @@ def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatc
         assert pair.predicted_ns == round(EMPTY_NS + 4000.4 + GAP_NS)  # small kernels: all fit side by side
     stages, again = measured
     assert stages == again
-    assert stages.count(()) == pairs_module.EMPTY_STAGES
+    assert stages.count(()) == pairs_module.EMPTY_PIECES
     assert {op for stage in stages for op in stage} == {op for stage in stages if len(stage) == 1 for op in stage}
     assert measure_pairs(trace, make_hardware(chain_ns=GAP_NS), 4, 0) == found
 

@@ -23,6 +23,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.pairs import PairCase
 from gpusim.formats.trace import Trace
+from gpusim.gpu.calibrate.stamps import EMPTY_PIECES, measured_ns, run_each
 from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.execute import Runner, make_initial
@@ -35,18 +36,8 @@ MIN_NS, MAX_NS = 2_500, 80_000
 MAX_RATIO = 2.5
 #: Every n-th case is a triple.
 TRIPLE_EVERY = 4
-REPLAYS = 40
-EMPTY_STAGES = 10
 #: Data read to evict everything else from the L2 cache, in sizes of that cache.
 EVICTING_SIZES = 6
-
-STAMP_SOURCE = """
-extern "C" __global__ void stamp(long long* out, int slot) {
-    long long now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    out[slot] = now;
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) 
     rng = random.Random(seed)
     chosen = draw(trace, count, rng)
     solos = [(op,) for op in sorted({op for ops in chosen for op in ops})]
-    stages = [*chosen, *solos, *[()] * EMPTY_STAGES]
+    stages = [*chosen, *solos, *[()] * EMPTY_PIECES]
     rng.shuffle(stages)
     states = {cold: _measure(runner, _Stages(tuple(stages)), cold) for cold in (False, True)}
     cold = min(states, key=lambda state: unlike_the_step(trace, states[state]))
@@ -133,7 +124,7 @@ def _apart(trace: Trace, ops: Sequence[int]) -> bool:
 
 
 def predict(tasks: Sequence[Task], alone_ns: Sequence[float], empty_ns: float, hardware: HardwareModel) -> float:
-    """Predict the time between two stamps with these kernels side by side, from their times between stamps alone, in
+    """Predict the time between two stamps with these kernels concurrent, from their times between stamps alone, in
     ns.
 
     `empty_ns` is the time between two stamps with nothing between them. A stamp takes that less one gap; a kernel takes
@@ -168,45 +159,18 @@ def unlike_the_step(trace: Trace, times: Mapping[tuple[int, ...], float]) -> flo
 
 def _measure(runner: Runner, stages: _Stages, cold: bool) -> dict[tuple[int, ...], float]:
     """Record all stages in one graph, replay it, and read the stamps. `cold` is the state of the L2 cache."""
-    stamps = torch.zeros(len(stages.stages) * 2, dtype=torch.int64, device=runner.device)
-    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
-
-    def stamp(slot: int) -> None:
-        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
-
     evict = _evictor(runner.device)
-    runner.run_in_order()
-    tensors = list(runner.tensors)
-    lanes = [torch.cuda.Stream() for _ in range(max(map(len, stages.stages)))]
-    for lane in lanes:  # libraries initialize on first use of a stream
-        with torch.cuda.stream(lane):
-            run_each(runner, sorted({op for stage in stages.stages for op in stage}))
-    stamp(0)
     evict()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-        for number, ops in enumerate(stages.stages):
-            if cold:
-                evict()
-            else:
-                run_each(runner, ops)
-            stamp(2 * number)
-            side_by_side(lanes, [partial(runner.run, op) for op in ops])
-            stamp(2 * number + 1)
-            runner.tensors[:] = tensors
-    samples = []
-    for _ in range(REPLAYS):
-        graph.replay()
-        torch.cuda.synchronize()
-        noted = stamps.cpu().view(-1, 2)
-        samples.append(noted[:, 1] - noted[:, 0])
-    return stages.times(torch.stack(samples[REPLAYS // 8 :]))
+    runner.run_in_order()
+    work = [[partial(runner.run, op) for op in ops] for ops in stages.stages]
 
+    def prepare(number: int) -> None:
+        if cold:
+            evict()
+        else:
+            run_each(runner, stages.stages[number])
 
-def run_each(runner: Runner, ops: Sequence[int]) -> None:
-    for op in ops:
-        runner.run(op)
+    return stages.times(measured_ns(runner, work, prepare))
 
 
 def _evictor(device: torch.device) -> Callable[[], object]:
@@ -217,14 +181,3 @@ def _evictor(device: torch.device) -> Callable[[], object]:
     unused = torch.zeros(EVICTING_SIZES * cache_bytes // 4, dtype=torch.float32, device=device)
     largest = torch.zeros((), dtype=torch.float32, device=device)
     return partial(torch.amax, unused, dim=0, out=largest)
-
-
-def side_by_side(lanes: Sequence[torch.cuda.Stream], calls: Sequence[Callable[[], None]]) -> None:
-    """Fork from the first stream, run one call in each, and join."""
-    for lane in lanes[1 : len(calls)]:
-        lane.wait_stream(lanes[0])
-    for lane, call in zip(lanes, calls, strict=False):
-        with torch.cuda.stream(lane):
-            call()
-    for lane in lanes[1 : len(calls)]:
-        lanes[0].wait_stream(lane)

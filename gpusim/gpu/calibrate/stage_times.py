@@ -7,14 +7,14 @@ own, forked from the first and joined, so that a latency has the stage's barrier
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from gpusim.defaults import DEFAULT_SEED
-from gpusim.gpu.calibrate.pairs import EMPTY_STAGES, REPLAYS, STAMP_SOURCE, run_each, side_by_side
+from gpusim.gpu.calibrate.stamps import EMPTY_PIECES, Calls, measured_ns, run_each
 from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.execute import Runner, make_initial
@@ -22,8 +22,6 @@ from gpusim.trace.store import read_trace
 
 Stage = tuple[tuple[int, ...], ...]
 """Groups of a stage, each with its ops in order."""
-Calls = list[Callable[[], None]]
-"""Work of a stage: one call for each stream."""
 
 
 @explain_out_of_memory
@@ -59,38 +57,12 @@ def run_merged(runner: Runner, stage: Stage, op: int, number: int) -> None:
 
 def _latencies_ns(runner: Runner, work: Sequence[Calls]) -> list[float]:
     """Return the mean time of each piece of work in one graph, less that of none, in ns."""
-    tensors = list(runner.tensors)
-    measured: list[Calls] = [*work, *([] for _ in range(EMPTY_STAGES))]
-    lanes = [torch.cuda.Stream() for _ in range(max(1, *map(len, measured)))]
-    for lane in lanes:  # libraries initialize on first use of a stream
-        with torch.cuda.stream(lane):
-            for calls in work:
-                for call in calls:
-                    call()
-    stamps = torch.zeros(2 * len(measured), dtype=torch.int64, device=runner.device)
-    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
+    stages = [*work, *([] for _ in range(EMPTY_PIECES))]
 
-    def stamp(slot: int) -> None:
-        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
+    def prepare(number: int) -> None:
+        for call in stages[number]:
+            call()
 
-    stamp(0)
-    torch.cuda.synchronize()
-    runner.tensors[:] = tensors
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-        for number, calls in enumerate(measured):
-            for call in calls:
-                call()
-            stamp(2 * number)
-            side_by_side(lanes, calls)
-            stamp(2 * number + 1)
-            runner.tensors[:] = tensors
-    samples = []
-    for _ in range(REPLAYS):
-        graph.replay()
-        torch.cuda.synchronize()
-        noted = stamps.cpu().view(-1, 2)
-        samples.append(noted[:, 1] - noted[:, 0])
-    means_ns = torch.stack(samples[REPLAYS // 8 :]).double().mean(0)
+    means_ns = measured_ns(runner, stages, prepare).double().mean(0)
     empty_ns = float(means_ns[len(work) :].mean())
     return [max(0.0, time_ns - empty_ns) for time_ns in means_ns[: len(work)].tolist()]

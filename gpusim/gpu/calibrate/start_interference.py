@@ -20,7 +20,7 @@ from gpusim.defaults import DEFAULT_SEED
 from gpusim.formats.rules import Rule
 from gpusim.gpu.calibrate.microbench import event_ns, graph_ns, graph_of, profiled_names, spin_cycles
 from gpusim.gpu.calibrate.network import branching
-from gpusim.gpu.calibrate.pairs import STAMP_SOURCE
+from gpusim.gpu.calibrate.stamps import Stamps
 from gpusim.units import NS_PER_US
 
 #: Calls of one op in a row, repetitions of each case in a graph, and replays of a graph.
@@ -170,16 +170,10 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
     span_us = 1.8 * event_ns(graph.replay) / NS_PER_US + 20.0
     cases: list[tuple[int, float]] = [(0, 0.0), (1, span_us), *BESIDE] * DRAWS
     rng.shuffle(cases)
-    stamps = torch.zeros(2 * len(cases), dtype=torch.int64, device="cuda")
-    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
-
-    def stamp(slot: int) -> None:
-        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, slot])
-
+    stamps = Stamps(len(cases), torch.device("cuda"))
     lanes = [torch.cuda.Stream() for _ in range(1 + max(width for width, _ in BESIDE))]
     with torch.cuda.stream(lanes[0]):  # libraries initialize on first use of a stream
         subject.call()
-    stamp(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
@@ -193,10 +187,10 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
                     for _ in range(max(1, round(span_us / (hold_us + 0.5)))):
                         spin(hold_us)
             spin(3 + 3 * rng.random())  # the others are under way, at a random phase
-            stamp(2 * number)
+            stamps.begin(number)
             for _ in range(subject.calls):
                 subject.call()
-            stamp(2 * number + 1)
+            stamps.end(number)
             for lane in lanes[1 : 1 + width]:
                 lanes[0].wait_stream(lane)
     times = _replayed(graph, stamps, cases, subject.calls * subject.kernels)
@@ -224,12 +218,10 @@ def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
     cases = [("end", at) for at in within] + [("start", at - GAP_US) for at in within] + [("late", at) for at in after]
     cases = [*cases, *[("alone", 0.0)] * 16] * DRAWS
     rng.shuffle(cases)
-    stamps = torch.zeros(2 * len(cases), dtype=torch.int64, device="cuda")
-    kernel = torch.cuda._compile_kernel(STAMP_SOURCE, "stamp")
+    stamps = Stamps(len(cases), torch.device("cuda"))
     lanes = [torch.cuda.Stream() for _ in range(2)]
     with torch.cuda.stream(lanes[0]):
         call()
-    kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, 0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
@@ -241,22 +233,18 @@ def measure_single(call: Call, seed: int = DEFAULT_SEED) -> Single:
                 if kind in ("start", "late"):
                     spin(4 * (LEAD_US + takes_us))
             spin(LEAD_US)
-            kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, 2 * number])
+            stamps.begin(number)
             call()
-            kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[stamps, 2 * number + 1])
+            stamps.end(number)
             lanes[0].wait_stream(lanes[1])
     times = _replayed(graph, stamps, [kind for kind, _ in cases], 1)
     return Single(*(times[kind] - times["alone"] for kind in ("end", "start", "late")))
 
 
-def _replayed(graph: Any, stamps: torch.Tensor, cases: Sequence[Any], kernels: int) -> dict[Any, float]:
+def _replayed(graph: Any, stamps: Stamps, cases: Sequence[Any], kernels: int) -> dict[Any, float]:
     """Return the mean time of one kernel in each case, in ns."""
     times_of: dict[Any, list[float]] = {}
-    for replay in range(REPLAYS + 2):
-        graph.replay()
-        torch.cuda.synchronize()
-        noted = stamps.cpu().view(-1, 2)
-        if replay >= 2:  # the first may include initialization
-            for case, time_ns in zip(cases, (noted[:, 1] - noted[:, 0]).tolist(), strict=True):
-                times_of.setdefault(case, []).append(time_ns / kernels)
+    for sample in stamps.replayed_ns(graph, REPLAYS, unused=2).tolist():  # the first may include initialization
+        for case, time_ns in zip(cases, sample, strict=True):
+            times_of.setdefault(case, []).append(time_ns / kernels)
     return {case: statistics.fmean(times) for case, times in times_of.items()}
