@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: names and numbers stay whole, and the least important columns are left out."""
+"""Tables that fit the terminal: names and numbers stay whole, and the least important columns are left out by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gpusim.report.terminal import Table
 
-#: Minimum width of a folded column, and width that it keeps by leaving out other columns.
+#: Minimum width of a folded column, and width that it keeps by leaving out other columns, if not stated.
 LEAST_FOLDED, READABLE_FOLDED = 8, 20
 #: Break point in the cell of a number: before a share, which then goes below the number.
 _BEFORE_SHARE = re.compile(r" +(?=[+-]?[\d.]+%)")
@@ -29,17 +29,23 @@ class _Widths:
     """Width for which other columns are left out."""
 
 
-def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequence[str] = ()) -> None:
+def print_table(
+    out: Console,
+    table: Table,
+    drop: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    readable: int = READABLE_FOLDED,
+) -> None:
     """Print `table` within the width of `out`.
 
-    If it is too wide, columns are left out in the order of `drop`; then text breaks between words, and names in the
-    columns of `fold` break anywhere. The first column and numbers stay whole: a table that is still too wide is printed
-    wider than `out`.
+    If it is too wide with `readable` characters for each column of `fold`, columns are left out in the order of `drop`,
+    and a line below names them. Then text breaks between words, and names in the columns of `fold` break anywhere. The
+    first column and numbers stay whole: a table that is still too wide is printed wider than `out`.
     """
     left_out: list[str] = []
     for name in (*drop, None):
         kept = [column for column in table.columns if str(column.header) not in left_out]
-        widths = [_widths(column, first=column is table.columns[0], fold=fold) for column in kept]
+        widths = [_widths(column, first=column is table.columns[0], fold=fold, readable=readable) for column in kept]
         rebuilt = _rebuilt(table, kept)
         room = out.width - _overhead(out, rebuilt)
         if name is None or sum(width.readable for width in widths) <= room:
@@ -54,14 +60,16 @@ def print_table(out: Console, table: Table, drop: Sequence[str] = (), fold: Sequ
         out.print(rebuilt)
     finally:
         out.width = before
+    if left_out:
+        out.print(f"({', '.join(left_out)}: only in a wider terminal)")
 
 
-def _widths(column: Column, first: bool, fold: Sequence[str]) -> _Widths:
+def _widths(column: Column, first: bool, fold: Sequence[str], readable: int) -> _Widths:
     header, *cells = (_plain(cell) for cell in (column.header, *column.cells))
     natural = max(map(cell_len, (header, *cells)))
     if str(column.header) in fold:
         least = max(LEAST_FOLDED, cell_len(header))
-        return _Widths(natural, min(natural, least), min(natural, max(least, READABLE_FOLDED)))
+        return _Widths(natural, min(natural, least), min(natural, max(least, readable)))
     parts = list(header.split())
     for cell in cells:
         if first:

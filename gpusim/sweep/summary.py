@@ -15,6 +15,8 @@ from gpusim.units import format_times_ns
 
 #: Maximum number of distinct failures printed; the store has all.
 SHOWN_FAILURES = 5
+#: Least width of a trace's name while other columns are left out: with it, streams stay in a terminal of 80 columns.
+FOLDED_TRACE = 12
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def print_summary(rows: Sequence[PointRow]) -> None:
             f"{best.limit:.2f}x",
             str(best.points),
         )
-    print_table(out, table, drop=("points", "at most", "streams"), fold=("trace",))
+    print_table(out, table, drop=("points", "at most", "streams"), fold=("trace",), readable=FOLDED_TRACE)
     failed = failures(rows)
     for failure in failed[:SHOWN_FAILURES]:
         text = f"{failure.points} points of {failure.trace} on {failure.hardware} failed: {failure.error}"

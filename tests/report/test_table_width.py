@@ -16,9 +16,10 @@ from gpusim.analysis.whatif import LONGEST_OPS
 from gpusim.cli import main
 from gpusim.formats.hardware import bundled_hardware
 from gpusim.policies.registry import POLICIES
-from gpusim.report.fit import READABLE_FOLDED, print_table
+from gpusim.report.fit import print_table
 from gpusim.report.limits_table import print_limits
 from gpusim.report.terminal import PlainConsole, Table, console
+from gpusim.sweep.summary import FOLDED_TRACE
 from gpusim.trace.store import bundled_traces, load_trace
 from gpusim.units import format_times_ns
 from tests.support.helpers import build_graph, make_hardware, wide_trace
@@ -126,7 +127,8 @@ def test_sweep_keeps_names_of_traces_apart(width: int, store: Path, out: Out) ->
         "-o", store,
     )  # fmt: skip
     assert not CUT.search(text)
-    assert all(len(re.findall(rf"(?m)^ {name} ", text)) == 2 for name in names)
+    names_shown = "".join(line.split("│")[0].strip() for line in text.splitlines() if "│" in line)
+    assert sorted(re.findall(r".+?-b1", names_shown)) == sorted(names * 2)
 
 
 def test_sweep_fits_80_columns_with_the_longest_names_and_shares_the_room(tmp_path: Path, out: Out) -> None:
@@ -141,10 +143,12 @@ def test_sweep_fits_80_columns_with_the_longest_names_and_shares_the_room(tmp_pa
     head, _, first, second = lines[begin : begin + 4]
     assert max(map(len, (head, first, second))) <= 80
     assert [column.strip() for column in head.split("┃")] == [
-        "trace", "hardware", "best policy", "predicted", "speed-up",
+        "trace", "hardware", "best policy", "streams", "predicted", "speed-up",
     ]  # fmt: skip
-    assert first.split("│")[0].strip() + second.split("│")[0].strip() == name
-    assert len(first.split("│")[0].strip()) >= READABLE_FOLDED
+    cells = [line.split("│")[0].strip() for line in lines[begin + 2 :] if "│" in line]
+    assert "".join(cells) == name
+    assert len(cells[0]) >= FOLDED_TRACE
+    assert lines[-2] == "(points, at most: only in a wider terminal)"
 
 
 def table(*columns: str, rows: list[list[str]], right: tuple[str, ...] = ()) -> Table:
@@ -168,6 +172,20 @@ def test_columns_are_dropped_in_the_order_given_and_only_as_needed() -> None:
     assert "date" not in printed(40, made, drop=("date", "GPU"))[0]
     assert "GPU" in printed(40, made, drop=("date", "GPU"))[0]
     assert printed(22, made, drop=("date", "GPU"))[0].split() == ["name"]
+
+
+def test_columns_left_out_are_named_below_the_table() -> None:
+    made = table("name", "date", "GPU", rows=[["a" * 20, "2026-11-23", "NVIDIAH200"]])
+    assert printed(60, made, drop=("date", "GPU"))[-1].split()[0] == "a" * 20
+    assert printed(40, made, drop=("date", "GPU"))[-1] == "(date: only in a wider terminal)"
+    assert "".join(printed(22, made, drop=("date", "GPU"))[-2:]) == "(date, GPU: only in a wider terminal)"
+
+
+def test_folded_column_keeps_the_width_asked_for_before_others_are_left_out() -> None:
+    """Both columns take 20 and 10 characters and 7 for lines; in 30, 13 are left for the name."""
+    made = table("id", "date", rows=[["long_name_of_20_char", "2026-11-23"]])
+    assert "date" in printed(30, made, drop=("date",), fold=("id",), readable=12)[0]
+    assert "date" not in printed(30, made, drop=("date",), fold=("id",), readable=20)[0]
 
 
 def test_share_goes_below_its_number_and_the_number_stays_whole() -> None:
