@@ -1,8 +1,8 @@
 """Check the manual's prose: python scripts/check_prose.py [--wrap PAGE ...].
 
-The check covers README.md, docs/ and the docstrings of the public API. No sentence has over 40 words, and no line over
-120 characters (except tables and code blocks). Each list item ends with a full stop. docs/ has at most 18,000 words.
-research/ is exempt. --wrap breaks the long lines of pages, except in tables and code blocks.
+The check covers README, CONTRIBUTING, CHANGELOG, docs/ and the docstrings of the public API. No sentence has over 40
+words, and no line over 120 characters (except tables and code blocks). Each list item ends with a full stop. docs/ has
+at most 18,000 words. research/ is exempt. --wrap breaks the long lines of pages, except in tables and code blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ CLOSED = re.compile(r"[.!?:;][*_)\"'`]*$")
 
 
 def pages() -> list[Path]:
-    """Return README and every page of docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return the pages at the top level and every page of docs/."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *manual()]
+
+
+def manual() -> list[Path]:
+    """Return every page of docs/."""
+    return sorted((ROOT / "docs").rglob("*.md"))
 
 
 def blocks(text: str) -> Iterator[tuple[bool, str]]:
@@ -95,7 +100,7 @@ def all_problems() -> list[str]:
         lines += problems(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
     for name, text in public_docstrings():
         lines += problems(text, name)
-    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages() if page.name != "README.md")
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in manual())
     if words > MAX_DOCS_WORDS:
         lines.append(f"docs: {words} words; at most {MAX_DOCS_WORDS}")
     return lines
