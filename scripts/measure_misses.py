@@ -31,7 +31,7 @@ from gpusim.units import KIB, MIB
 SIZES = (32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB)
 #: Memory that does not stay in the cache, and tensors that do.
 COLD_BYTES, WARM_TENSORS = 256 * MIB, 4
-BESIDE = (1, 3, 7)
+NEIGHBORS = (1, 3, 7)
 CHAIN = 32
 #: Highest SM clock of an H200, for spin kernels where the clock cannot be read.
 BOOST_MHZ = 1980
@@ -146,14 +146,14 @@ def side_by_side(cycles_per_ns: float) -> dict[str, dict[str, float]]:
     """Return the time that a kernel of a chain loses to other chains, in ns, by kind of kernel and of chains."""
     found = {}
     for name, make in kernels().items():
-        warm = [[make()] * CHAIN for _ in range(1 + max(BESIDE))]
+        warm = [[make()] * CHAIN for _ in range(1 + max(NEIGHBORS))]
         one_ns = graph_ns(warm[:1])
         kernel_ns = one_ns / CHAIN
         spin = [partial(torch.cuda._sleep, int(SPIN_SHARE * kernel_ns * cycles_per_ns))] * CHAIN
-        cold = [[make() for _ in range(CHAIN)] for _ in range(1 + max(BESIDE))]
+        cold = [[make() for _ in range(CHAIN)] for _ in range(1 + max(NEIGHBORS))]
         cold_ns = graph_ns(cold[:1])
         found[name] = {"kernel_ns": kernel_ns, "cold_kernel_ns": cold_ns / CHAIN}
-        for count in BESIDE:
+        for count in NEIGHBORS:
             step_ns = kernel_ns / (count + 1)
             shifted: list[Calls] = [
                 [partial(torch.cuda._sleep, int(number * step_ns * cycles_per_ns)), *lane] if number else lane

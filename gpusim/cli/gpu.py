@@ -359,11 +359,11 @@ def _predict_again(results: Path, traces_folder: Path | None, models: bool, as_j
 
     traces = None if traces_folder is None else traces_in(traces_folder)
     if models:
-        found = choices(predicted_by_models(results, traces))
+        rows = choices(predicted_by_models(results, traces))
         if as_json:
-            print_json(choices_document(found))
+            print_json(choices_document(rows))
         else:
-            print_choices(found)
+            print_choices(rows)
         return
     then, now = predict_again(results, traces)
     if as_json:

@@ -277,8 +277,8 @@ class _Device:
             full = copies.full_bytes_per_ns(self.hardware.copies, direction == "h2d")
             lost_ns = lost_time.copy_part(copy.rate, full) * elapsed
             if lost_ns > 0.0 and copy.active is not None:
-                beside = next((other.active for _, other in active if other is not copy), None)
-                losses[copy.active].append(Loss(LOSSES[lost_time.COPY], beside, since, until, lost_ns))
+                other_copy = next((other.active for _, other in active if other is not copy), None)
+                losses[copy.active].append(Loss(LOSSES[lost_time.COPY], other_copy, since, until, lost_ns))
 
     def _update(self) -> None:
         """Recompute rates and set the timer to the next end."""

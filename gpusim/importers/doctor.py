@@ -99,7 +99,7 @@ def examine(files: Sequence[str], report: Progress | None = None) -> Report:
         if quality not in ("data", "graph"):
             findings.append(_no_data(quality))
         elif imported.source.concurrent_ns > MAX_CONCURRENT * imported.source.busy_ns and not alone:
-            findings.append(_beside(imported))
+            findings.append(_slowed_kernels(imported))
     elif not kernels and not any(finding.code in WITHOUT_KERNELS for finding in findings):
         text = "no kernel of a GPU is in the file" + (
             f": its {parts[0].nodes} operators ran on the CPU" if parts[0].nodes else ""
@@ -139,7 +139,7 @@ def _try(contents: Contents, files: Sequence[str]) -> tuple[Imported | None, str
         return None, str(cause)
 
 
-def _beside(imported: Imported) -> Finding:
+def _slowed_kernels(imported: Imported) -> Finding:
     share = imported.source.concurrent_ns / imported.source.busy_ns
     text = f"two or more kernels ran concurrently in {share:.0%} of the busy time, where they take longer than alone"
     return Finding("slowed-kernels", text, "predicted times of schedules are too long; profile the step on one stream")

@@ -58,10 +58,10 @@ def resimulated(activities: Sequence[Activity], edges: Sequence[Edge]) -> Resimu
     for edge in (*stream_edges(activities), *edges):
         before[edge.after].append(edge.before)
     arrivals = _arrivals_ns(activities, before)
-    beside = _beside(activities)
+    concurrent = _began_concurrent(activities)
     usual = {
         kind: _usual_ns([gap for gap in gaps if gap > EARLY_NS])
-        for kind, gaps in _gaps_ns(activities, before, arrivals, beside).items()
+        for kind, gaps in _gaps_ns(activities, before, arrivals, concurrent).items()
     }
     starts: list[int] = []
     waits = waited_ns = unlaunched = early = 0
@@ -70,7 +70,7 @@ def resimulated(activities: Sequence[Activity], edges: Sequence[Edge]) -> Resimu
             starts.append(activity.start_ns)
             continue
         ended_ns, last = max((starts[b] + activities[b].dur_ns, b) for b in before[index])
-        gap_ns = usual.get((activities[last].lane == activity.lane, beside[index]), 0.0)
+        gap_ns = usual.get((activities[last].lane == activity.lane, concurrent[index]), 0.0)
         ready_ns = max(activities[b].end_ns for b in before[index])
         start_ns = ended_ns + gap_ns
         arrival_ns = arrivals[index]
@@ -127,9 +127,9 @@ def _gaps_ns(
     activities: Sequence[Activity],
     before: Sequence[Sequence[int]],
     arrivals: Sequence[int | None],
-    beside: Sequence[bool],
+    concurrent: Sequence[bool],
 ) -> dict[tuple[bool, bool], list[int]]:
-    """Return the gaps between records and their last predecessor, by whether both share a stream, and by `beside`.
+    """Return the gaps between records and their last predecessor, by whether both share a stream, and by `concurrent`.
 
     Only records whose launch arrived before count: others wait for the host.
     """
@@ -140,19 +140,19 @@ def _gaps_ns(
         last = max(before[index], key=lambda b: activities[b].end_ns)
         ended_ns, arrival_ns = activities[last].end_ns, arrivals[index]
         if arrival_ns is None or arrival_ns <= min(ended_ns, activity.start_ns - 1):
-            kind = activities[last].lane == activity.lane, beside[index]
+            kind = activities[last].lane == activity.lane, concurrent[index]
             gaps.setdefault(kind, []).append(activity.start_ns - ended_ns)
     return gaps
 
 
-def _beside(activities: Sequence[Activity]) -> list[bool]:
+def _began_concurrent(activities: Sequence[Activity]) -> list[bool]:
     """Return whether another record was running when each one began: a busy GPU starts work more slowly."""
     reached_ns = activities[0].start_ns if activities else 0
-    beside = []
+    concurrent = []
     for activity in activities:
-        beside.append(reached_ns > activity.start_ns)
+        concurrent.append(reached_ns > activity.start_ns)
         reached_ns = max(reached_ns, activity.end_ns)
-    return beside
+    return concurrent
 
 
 def _usual_ns(gaps: Sequence[int]) -> float:

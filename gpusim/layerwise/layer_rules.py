@@ -185,7 +185,7 @@ def _concat(op: Op, frames: Sequence[Frame | None], shape: Sequence[int]) -> Rul
 
 def _pointwise(trace: Trace, name: str, inputs: Inputs, shape: Sequence[int]) -> Rule | None:
     """Return the rule of a pointwise operator on matching frames; an input may be broadcast."""
-    frame = _widest(trace, inputs, shape) or _beside_constants(inputs, shape)
+    frame = _widest(trace, inputs, shape) or _broadcast_by_constants(inputs, shape)
     if frame is None:
         return None
     kind = "batch_norm" if name in rules.BATCH_NORMS else "add" if len(inputs) > 1 else name
@@ -207,7 +207,7 @@ def _widest(trace: Trace, inputs: Inputs, shape: Sequence[int]) -> Frame | None:
     return widest
 
 
-def _beside_constants(inputs: Inputs, shape: Sequence[int]) -> Frame | None:
+def _broadcast_by_constants(inputs: Inputs, shape: Sequence[int]) -> Frame | None:
     """Return the frame of a single input broadcast by constants, as positions times frequencies are; else None.
 
     Dimensions that come from a constant get a letter that the input does not have.

@@ -118,8 +118,8 @@ def _lacking_ns(problem: Problem, index: int, some: Sequence[Config]) -> dict[Co
     for parts in {config.parts for config in some}:
         alike = [config for config in some if config.parts == parts]
         moved = np.array([float(size * lacking_elements(problem, index, config)) for config in alike])
-        found = 2 * exchange_ns(problem.topology, moved, np.zeros(len(alike)), parts)
-        times_ns |= zip(alike, found.tolist(), strict=True)
+        sums_ns = 2 * exchange_ns(problem.topology, moved, np.zeros(len(alike)), parts)
+        times_ns |= zip(alike, sums_ns.tolist(), strict=True)
     return times_ns
 
 

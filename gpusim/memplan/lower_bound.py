@@ -127,9 +127,9 @@ def cheapest_ns(
     out, back = (copies.full_bytes_per_ns(link, to_device) for to_device in (False, True))
     slower = copies.least_loss(link)
     free_bytes = copies.most_bytes(link, False, before_ns, idle_ns)
-    beside = (free_bytes / (1 - slower) if slower < 1 else inf, slower / out + slower / back)
+    concurrent = (free_bytes / (1 - slower) if slower < 1 else inf, slower / out + slower / back)
     left, cost_ns = over_bytes, 0.0
-    for size, price in sorted([*there, beside, (inf, 1.0 / out + slower / back)], key=lambda each: each[1]):
+    for size, price in sorted([*there, concurrent, (inf, 1.0 / out + slower / back)], key=lambda each: each[1]):
         if left <= 0:
             break
         part = min(size, left)

@@ -159,13 +159,13 @@ class _Reader:
         return value[key]
 
     def _list(self, value: Any, key: str | int, place: str) -> list[Any]:
-        found = value[key] if type(value) is list and type(key) is int else self._get(value, str(key), place)
+        parts = value[key] if type(value) is list and type(key) is int else self._get(value, str(key), place)
         where = f"{place}[{key}]" if type(key) is int else f"{place}.{key}"
-        if type(found) is not list:
+        if type(parts) is not list:
             raise MeasurementError(self.file, "is no list", place=where)
-        if len(found) > MAX_EVENTS:
-            raise MeasurementError(self.file, f"has {len(found):,} parts; the limit is {MAX_EVENTS:,}", place=where)
-        return found
+        if len(parts) > MAX_EVENTS:
+            raise MeasurementError(self.file, f"has {len(parts):,} parts; the limit is {MAX_EVENTS:,}", place=where)
+        return parts
 
     def _number(self, value: Any, key: str, place: str, most: int = MAX_STORAGE_BYTES) -> int:
         number = self._get(value, key, place)

@@ -56,7 +56,7 @@ class OpTimes:
 
 @dataclass(frozen=True)
 class Link:
-    """Cost of copies beside kernels: bytes per ns in each direction, and the fixed time of a copy."""
+    """Cost of copies concurrent with kernels: bytes per ns in each direction, and the fixed time of a copy."""
 
     out_bytes_per_ns: float
     back_bytes_per_ns: float

@@ -48,19 +48,19 @@ class Waits:
 
 def waits_of(storages: Storages, program: Program, *, copies: bool = True) -> Waits:
     """Return the waits of a program that can run (`gpusim.memplan.checks`); without `copies`, as if there were none."""
-    found = _Found(storages, op_streams_of(program) + 2)
+    queued = _Queued(storages, op_streams_of(program) + 2)
     for place, instruction in enumerate(program):
-        found.add(place, instruction, copies)
+        queued.add(place, instruction, copies)
     return Waits(
-        found.queues,
-        tuple(found.queue),
-        tuple(found.before),
-        tuple(place for queue, place in sorted(found.last.items()) if queue),
+        queued.queues,
+        tuple(queued.queue),
+        tuple(queued.before),
+        tuple(place for queue, place in sorted(queued.last.items()) if queue),
     )
 
 
 @dataclass
-class _Found:
+class _Queued:
     """Waits of the instructions so far."""
 
     storages: Storages

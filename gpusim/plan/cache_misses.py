@@ -122,16 +122,16 @@ def _step_of(graph: OpGraph) -> _Step:
 def _misses_of(graph: OpGraph, step: _Step, schedule: Schedule, chunks: int) -> dict[int, Miss]:
     """Return the misses of each op that has any."""
     asked = (schedule.order, schedule.streams, chunks)
-    found = step.missed.pop(asked, None)
-    if found is None:
+    by_op = step.missed.pop(asked, None)
+    if by_op is None:
         missed = misses(touched(graph, step, schedule), schedule.order, chunks)
-        found = {op: miss for op, miss in missed.items() if miss != NO_MISS}
-    step.missed[asked] = found
+        by_op = {op: miss for op, miss in missed.items() if miss != NO_MISS}
+    step.missed[asked] = by_op
     for old in list(step.missed)[:-1]:
         if sum(map(len, list(step.missed.values()))) <= MOST_KNOWN_OPS:  # other threads may use it, too
             break
         step.missed.pop(old, None)
-    return found
+    return by_op
 
 
 def slower_by_misses(task: Task, missed_ns: float) -> Task:

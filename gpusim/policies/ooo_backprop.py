@@ -41,10 +41,10 @@ def ooo_backprop(graph: OpGraph, streams: int) -> Schedule:
     end_ns = {}
     main_ns = side_ns = 0.0
 
-    def take(best: int, now: float, beside: int | None) -> None:
-        """Put a ready gradient on the second stream at `now`, next to op `beside`, which runs until `main_ns`."""
+    def take(best: int, now: float, running: int | None) -> None:
+        """Put a ready gradient on the second stream at `now`, while op `running` runs until `main_ns`."""
         nonlocal side_ns
-        share = share_beside(graph, best, beside)
+        share = resident_share(graph, best, running)
         solo = graph.solo_ns[best]
         side_ns = end_ns[best] = now + solo / share if share >= LEAST_SHARE else main_ns + solo
         ready.remove(best)
@@ -100,10 +100,10 @@ class _Ready:
         """Return the ready ops among `ops`, oldest first."""
         return sorted((op for op in ops if op in self.age), key=lambda op: self.age[op])
 
-    def best(self, beside: int | None) -> int:
-        """Return the op that fits the largest share of its blocks next to `beside`, the oldest of equal ones."""
+    def best(self, running: int | None) -> int:
+        """Return the op that fits the largest share of its blocks next to `running`, the oldest of equal ones."""
         oldest = (next(iter(ops)) for ops in self.alike.values())
-        return min(oldest, key=lambda op: (-share_beside(self.graph, op, beside), self.age[op]))
+        return min(oldest, key=lambda op: (-resident_share(self.graph, op, running), self.age[op]))
 
 
 def weight_gradients(graph: OpGraph) -> frozenset[int]:
@@ -115,7 +115,7 @@ def weight_gradients(graph: OpGraph) -> frozenset[int]:
     )
 
 
-def share_beside(graph: OpGraph, op: int, other: int | None) -> float:
+def resident_share(graph: OpGraph, op: int, other: int | None) -> float:
     """Return the share of its blocks that `op` can have resident next to `other` (None: alone), by first kernels."""
     if other is None:
         return 1.0

@@ -167,7 +167,7 @@ def explanation(plan: PlanResult) -> list[str]:
     ]
     lines.append(
         f"Sum of costs {format_ns(plan.additive_ns)}: there nothing overlaps; simulated, "
-        f"{format_ns(span.hidden_ns)} of collectives run beside kernels."
+        f"{format_ns(span.hidden_ns)} of collectives run concurrently with kernels."
     )
     return lines
 

@@ -7,8 +7,8 @@ While both directions are busy, both slow down by one factor, to `both_bytes_per
 and `1 + 2 kernel_slowdown` during copies in both directions. In a CUDA graph, a copy after a kernel starts `switch_ns`
 later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended before its other
 predecessors.
-The slower copies are a replayed step's; beside a few long kernels copies hardly slow down, and the cause is not known
-(research/2026-11-24-plan-timelines.md).
+The slower copies are a replayed step's. Copies concurrent with a few long kernels hardly slow down; the cause is not
+known (research/2026-11-24-plan-timelines.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
 (`gpusim.gpu.calibrate.copies`), and profiled replays of memory plans. Constants: `Copies.h2d_bytes_per_ns`,
 `d2h_bytes_per_ns`, `both_bytes_per_ns`, `latency_ns`, `switch_ns`, `copy_slowdown`, `kernel_slowdown`. A trace may have
@@ -66,5 +66,5 @@ def most_bytes(copies: Copies, to_device: bool, time_ns: float, idle_ns: float) 
 
 
 def least_loss(copies: Copies) -> float:
-    """Return the least time that kernels lose for each ns that a copy takes alone, if it runs beside them."""
+    """Return the least time that concurrent kernels lose for each ns that a copy takes alone."""
     return copies.kernel_slowdown / (1.0 + 2.0 * copies.kernel_slowdown) * (1.0 + copies.copy_slowdown)

@@ -160,12 +160,12 @@ def explore(
     )
 
 
-def _with_actions(found: Outcome, sequential_ns: int, made_by: str) -> Row:
+def _with_actions(outcome: Outcome, sequential_ns: int, made_by: str) -> Row:
     """Return the row of a schedule with memory actions."""
-    plan = found.plan.made(MEMORY_ACTIONS, made_by, found.step_ns, found.peak_bytes)
-    schedule = schedule_of(found.program).made(MEMORY_ACTIONS, made_by, found.step_ns)
-    speedup = sequential_ns / found.step_ns
-    return Row(MEMORY_ACTIONS, plan.streams, found.step_ns, speedup, found.peak_bytes, schedule, plan)
+    plan = outcome.plan.made(MEMORY_ACTIONS, made_by, outcome.step_ns, outcome.peak_bytes)
+    schedule = schedule_of(outcome.program).made(MEMORY_ACTIONS, made_by, outcome.step_ns)
+    speedup = sequential_ns / outcome.step_ns
+    return Row(MEMORY_ACTIONS, plan.streams, outcome.step_ns, speedup, outcome.peak_bytes, schedule, plan)
 
 
 def _choose_within(

@@ -33,8 +33,8 @@ def near_best(graph: OpGraph, seeds: Sequence[Schedule], max_streams: int, count
     keys, streams = (np.array([getattr(each, name) for each in starts]) for name in ("keys", "streams"))
     orders = orders_of(engine, keys)
     times_ns = engine.evaluate(orders, streams).makespan_ns
-    found = {int(time_ns): (order, each) for time_ns, order, each in zip(times_ns, orders, starts, strict=True)}
-    limit_ns = (1 + NEAR_FRAC) * min(found)
+    by_time = {int(time_ns): (order, each) for time_ns, order, each in zip(times_ns, orders, starts, strict=True)}
+    limit_ns = (1 + NEAR_FRAC) * min(by_time)
     good = [each for time_ns, each in zip(times_ns, starts, strict=True) if time_ns <= limit_ns]
     for walk in range(WALKS):
         current = good[walk % len(good)]
@@ -44,12 +44,12 @@ def near_best(graph: OpGraph, seeds: Sequence[Schedule], max_streams: int, count
             times_ns = engine.evaluate(orders, drawn.streams).makespan_ns
             near = [row for row, time_ns in enumerate(times_ns) if time_ns <= limit_ns]
             for row in near:
-                found.setdefault(int(times_ns[row]), (orders[row], drawn.row(row, int(times_ns[row]))))
+                by_time.setdefault(int(times_ns[row]), (orders[row], drawn.row(row, int(times_ns[row]))))
             if near:
                 row = near[int(random.random() * len(near))]
                 current = drawn.row(row, int(times_ns[row]))
                 current.keys[orders[row]] = np.arange(len(current.keys))  # moves refer to positions
-    return [schedule_of(graph, order.tolist(), each) for order, each in _evenly(found, count)]
+    return [schedule_of(graph, order.tolist(), each) for order, each in _evenly(by_time, count)]
 
 
 def _start(graph: OpGraph, schedule: Schedule) -> Current:
@@ -58,14 +58,14 @@ def _start(graph: OpGraph, schedule: Schedule) -> Current:
     return Current(keys, np.array(schedule.streams, np.int32), np.zeros(len(graph), np.int32), 0)
 
 
-def _evenly(found: dict[int, Item], count: int) -> list[Item]:
+def _evenly(by_time: dict[int, Item], count: int) -> list[Item]:
     """Return `count` items with times near the best, each the one nearest to a time of an even scale."""
-    best_ns = min(found)
-    left = sorted(time_ns for time_ns in found if time_ns <= (1 + NEAR_FRAC) * best_ns)
+    best_ns = min(by_time)
+    left = sorted(time_ns for time_ns in by_time if time_ns <= (1 + NEAR_FRAC) * best_ns)
     chosen: list[Item] = []
     for wanted_ns in np.linspace(best_ns, (1 + NEAR_FRAC) * best_ns, count):
         if left:
             nearest = min(left, key=lambda time_ns: abs(time_ns - wanted_ns))
             left.remove(nearest)
-            chosen.append(found[nearest])
+            chosen.append(by_time[nearest])
     return chosen

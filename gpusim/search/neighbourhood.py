@@ -103,12 +103,12 @@ def refine(
                 passed = 1.0 - (deadline - time.monotonic()) / budget_s if budget_s > 0 else 1.0
             if max(tried, passed) >= 1.0:
                 break
-            progress(max(tried, passed), search.best_ns if search.found else 0.0)
+            progress(max(tried, passed), search.best_ns if search.kept else 0.0)
             # With an evaluation limit, the choice must not depend on time.
             search.step(tried if evaluations else passed)
     except STOPS:
         interrupted = True
-        if not search.found:
+        if not search.kept:
             raise
     return search.result(interrupted)
 
@@ -138,7 +138,7 @@ class _Search:
         self.memory_limit_bytes = memory_limit_bytes
         self.threads = threads
         self.current: list[Current] = []
-        self.found: list[Current] = []
+        self.kept: list[Current] = []
         self.turn = 0
         self.stale = 0
         """Number of batches since the last improvement."""
@@ -148,7 +148,7 @@ class _Search:
 
     @property
     def best_ns(self) -> float:
-        return self.found[0].makespan_ns if self.found else math.inf
+        return self.kept[0].makespan_ns if self.kept else math.inf
 
     def start(self, seeds: Sequence[Schedule], lower_bound_ns: float = 0.0) -> None:
         """Evaluate the seeds and continue with the best distinct ones; if one meets the bound, keep only that."""
@@ -196,15 +196,15 @@ class _Search:
             current = near.row(best, int(makespans[best]), stale)
             current.keys[orders[best]] = np.arange(len(current.keys))  # moves refer to positions
             self._note(current)
-        if current.stale > PATIENCE and self.found:
-            current = replace(self.found[0], stale=0)  # keeps its tried neighbours
+        if current.stale > PATIENCE and self.kept:
+            current = replace(self.kept[0], stale=0)  # keeps its tried neighbours
         self.current[number] = current
 
     def _note(self, candidate: Current) -> None:
         if candidate.makespan_ns < REFUSED_NS and all(
-            abs(candidate.makespan_ns - other.makespan_ns) > 0 for other in self.found
+            abs(candidate.makespan_ns - other.makespan_ns) > 0 for other in self.kept
         ):
-            self.found = sorted([*self.found, candidate], key=lambda c: c.makespan_ns)[:KEPT]
+            self.kept = sorted([*self.kept, candidate], key=lambda c: c.makespan_ns)[:KEPT]
 
     def _untried(self, current: Current) -> tuple[Candidates, npt.NDArray[np.int32]]:
         """Return a batch of untried changed copies, with their launch orders.
@@ -263,16 +263,16 @@ class _Search:
 
     def result(self, interrupted: bool) -> Refined:
         """Return the best schedules."""
-        orders = self._orders(np.array([current.keys for current in self.found]).reshape(-1, len(self.graph)))
+        orders = self._orders(np.array([current.keys for current in self.kept]).reshape(-1, len(self.graph)))
         schedules = [
             schedule_of(self.graph, order, each, self.partitions)
-            for order, each in zip(orders.tolist(), self.found, strict=True)
+            for order, each in zip(orders.tolist(), self.kept, strict=True)
         ]
         makespans: list[int] = []
         if schedules:
-            streams, chosen = (np.array([getattr(c, name) for c in self.found]) for name in ("streams", "variants"))
+            streams, chosen = (np.array([getattr(c, name) for c in self.kept]) for name in ("streams", "variants"))
             makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
-        robust = tuple(current.makespan_ns for current in self.found)
+        robust = tuple(current.makespan_ns for current in self.kept)
         return Refined(tuple(schedules), tuple(makespans), robust, self.evaluations, interrupted)
 
 
@@ -290,16 +290,16 @@ def orders_of(engine: BatchEngine, keys: npt.NDArray[np.float64], threads: int |
 
 
 def schedule_of(
-    graph: OpGraph, order: Sequence[int], found: Current, partitions: tuple[Partition, ...] = ()
+    graph: OpGraph, order: Sequence[int], kept: Current, partitions: tuple[Partition, ...] = ()
 ) -> Schedule:
     """Return the schedule of a found one with its launch order; streams are numbered in order of first use, unless
     partitions name them.
     """
     works = set(work_order(graph))
     ops = [op for op in order if op in works]
-    variants = canonical_variants(graph.trace, found.variants.tolist()) if found.variants.any() else ()
+    variants = canonical_variants(graph.trace, kept.variants.tolist()) if kept.variants.any() else ()
     covered = covered_by(graph.trace, variants)
-    placed = {op: int(found.streams[covered.get(op, op)]) for op in ops}
+    placed = {op: int(kept.streams[covered.get(op, op)]) for op in ops}
     numbers = {stream: number for number, stream in enumerate(dict.fromkeys(placed.values()))}
     if partitions:
         numbers = {stream: stream for stream in numbers}

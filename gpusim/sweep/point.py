@@ -79,8 +79,8 @@ def _simulate(point: Point, trace: bytes, hardware: bytes) -> Outcome:
     prepared = _prepare(trace, hardware, point.engine)
     if isinstance(prepared, GpusimError):
         raise prepared
-    found = prepared.simulate(point.policy, point.streams)
-    return Outcome(found.makespan_ns, prepared.sequential_ns, prepared.bounds, found.peak_bytes)
+    simulated = prepared.simulate(point.policy, point.streams)
+    return Outcome(simulated.makespan_ns, prepared.sequential_ns, prepared.bounds, simulated.peak_bytes)
 
 
 @functools.lru_cache(maxsize=KEPT_STEPS)

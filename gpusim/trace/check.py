@@ -236,7 +236,7 @@ def _check_covers(trace: Trace, file: str) -> None:
         if is_merge(trace.ops[index].variants[number]) and number < plain_variants(trace.ops[index]):
             raise TraceError(file, "merges come behind other variants", place=f"$.ops[{index}].variants[{number}]")
         variant = trace.ops[index].variants[number]
-        problem = rules.problem(index, variant.covers, beside=is_merge(variant))
+        problem = rules.problem(index, variant.covers, merge=is_merge(variant))
         if problem is not None:
             place = f"$.ops[{index}].variants[{number}].covers"
             raise TraceError(file, f"variant '{variant.name}' cannot do the work of others: {problem}", place=place)

@@ -2,7 +2,7 @@
 
 A covered op launches nothing; its results exist when the op with the variant has ended. The inputs of covered later ops
 must exist before that op starts, and no other op may use a value that is never written. Of covered earlier ops, no
-other op may use the results. A merge covers later ops beside it (`gpusim.trace.merging`), whose results all exist.
+other op may use the results. A merge covers later, independent ops (`gpusim.trace.merging`), whose results all exist.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class CoverRules:
             for mentioned in tensors:
                 self.users.setdefault(trace.tensors[mentioned].storage, {})[index] = None
 
-    def problem(self, op: int, covers: Sequence[int], *, beside: bool = False) -> str | None:
+    def problem(self, op: int, covers: Sequence[int], *, merge: bool = False) -> str | None:
         """Return the reason why a variant of `op` cannot cover these ops, all later or all earlier, or None.
 
-        `beside` is for a merge, which covers later ops that do not depend on it.
+        `merge` is for a variant that covers later ops that do not depend on it.
         """
         if len(covers) > MAX_COVERS:
             return f"it covers {len(covers)} ops; the limit is {MAX_COVERS}"
@@ -65,8 +65,8 @@ class CoverRules:
         for covered in covers:
             if not self.trace.ops[covered].kernels or self.trace.ops[covered].random:
                 return f"op '{self.trace.ops[covered].name}' has no kernels, or draws random numbers"
-        if beside:
-            return self._beside(op, covers)
+        if merge:
+            return self._independent(op, covers)
         if op == chain[-1]:
             return self._before(op, covers)
         return self._behind(chain, covers)
@@ -89,8 +89,8 @@ class CoverRules:
                 return problem
         return None
 
-    def _beside(self, op: int, covers: Sequence[int]) -> str | None:
-        """Check covered ops beside this one: all inputs exist before it, and nobody uses the memory of results yet."""
+    def _independent(self, op: int, covers: Sequence[int]) -> str | None:
+        """Check covered independent ops: their inputs exist before this op, and their results' memory is not in use."""
         if covers[0] < op:
             return "a merge covers later ops"
         for covered in covers:

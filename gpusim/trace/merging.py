@@ -47,13 +47,13 @@ def mergeable(trace: Trace) -> dict[tuple[int, ...], str]:
     if all(len(ops) == 1 for ops in alike.values()):
         return {}
     rules = CoverRules(trace, dependencies(trace))
-    found: dict[tuple[int, ...], str] = {}
+    merges: dict[tuple[int, ...], str] = {}
     for ops in alike.values():
         for size in range(2, min(len(ops), MOST_MERGED) + 1):
             for chosen in itertools.combinations(ops, size):
-                if rules.problem(chosen[0], chosen[1:], beside=True) is None:
-                    found[chosen] = "_".join(["merged", *(str(1 + ops.index(op)) for op in chosen[1:])])
-    return found
+                if rules.problem(chosen[0], chosen[1:], merge=True) is None:
+                    merges[chosen] = "_".join(["merged", *(str(1 + ops.index(op)) for op in chosen[1:])])
+    return merges
 
 
 def merge_in(trace: Trace, ops: Sequence[int]) -> tuple[int, int] | None:

@@ -33,13 +33,13 @@ def trace_files(results: Path) -> dict[str, Path]:
     place = results.parent.parent
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
-    beside = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
+    stored = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
     # Not `read_recipe`, which resolves traces: paths in a recipe are relative to where it was run.
     recipe = place / f"{name}.toml"
     named = read_toml(recipe, Recipe, RecipeError).case if os.path.isfile(recipe) else ()
     files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
     given = {file.name.removesuffix(".json.gz"): file for file in files if is_file(file)}
-    return {**bundled_traces(), **beside, **given}
+    return {**bundled_traces(), **stored, **given}
 
 
 def traces_in(folder: Path) -> dict[str, Path]:
@@ -62,8 +62,8 @@ def replayed_schedules(
     """
     files = {**trace_files(results), **(traces or {})}
     cases = read_results(results).cases
-    beside = results.with_name(results.stem + SUFFIX)
-    schedules = read_replayed(beside)
+    schedules_file = results.with_name(results.stem + SUFFIX)
+    schedules = read_replayed(schedules_file)
     if len(schedules) != len(cases):
         raise MeasurementError(str(results), f"has {len(cases)} cases, and {len(schedules)} schedules next to it")
     graphs: dict[str, OpGraph] = {}
@@ -78,7 +78,7 @@ def replayed_schedules(
         graph = graphs[case.trace]
         if schedule.trace_hash != structure_hash(graph.trace):
             raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
-        yield case, graph, schedule.schedule.check(graph, str(beside))
+        yield case, graph, schedule.schedule.check(graph, str(schedules_file))
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:

@@ -60,8 +60,8 @@ def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Res
     `files` are traces by name. Raises `MeasurementError` where the stored plans belong to other cases, or a trace is
     missing or has changed.
     """
-    beside = plans_path(results)
-    plans = read_replayed_plans(beside)
+    plans_file = plans_path(results)
+    plans = read_replayed_plans(plans_file)
     if len(plans) != len(then.cases):
         raise MeasurementError(str(results), f"has {len(then.cases)} cases, and {len(plans)} memory plans next to it")
     evaluators: dict[str, MemoryEvaluator] = {}
@@ -80,7 +80,7 @@ def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Res
             evaluators[case.trace] = MemoryEvaluator(OpGraph.build(trace, hardware_of(trace)))
             keep_all_ns[case.trace] = evaluators[case.trace].keep_all_ns
         evaluator = evaluators[case.trace]
-        plan = MemoryPlan.from_document(document, evaluator.graph.trace, str(beside))
+        plan = MemoryPlan.from_document(document, evaluator.graph.trace, str(plans_file))
         outcome = evaluator.evaluate(plan, barriers_first=replayed.barriers_first)
         predicted = msgspec.structs.replace(
             case,

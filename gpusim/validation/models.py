@@ -71,29 +71,29 @@ def predicted_by_models(results: Path, traces: Mapping[str, Path] | None = None)
 
 def choices(cases_of: Mapping[str, Sequence[ResultCase]]) -> list[Choice]:
     """Return the choice of each model in each step with at least `MIN_SCHEDULES` schedules near the fastest."""
-    found: list[Choice] = []
+    rows: list[Choice] = []
     for model, cases in cases_of.items():
         for step, of_step in by_step(cases).items():
             least_ns = min(case.measured_ns for case in of_step)
             near = [case for case in of_step if case.measured_ns <= (1 + NEAR_FRAC) * least_ns]
             if len(near) >= MIN_SCHEDULES:
-                found.append(Choice(step, model, len(near), kendall_tau(near), regret(of_step)))
-    return sorted(found, key=lambda choice: (choice.step, list(cases_of).index(choice.model)))
+                rows.append(Choice(step, model, len(near), kendall_tau(near), regret(of_step)))
+    return sorted(rows, key=lambda choice: (choice.step, list(cases_of).index(choice.model)))
 
 
-def print_choices(found: Sequence[Choice]) -> None:
+def print_choices(rows: Sequence[Choice]) -> None:
     """Print tau and regret of each model by step, and their means over all steps."""
     table = Table(title=f"schedules within {NEAR_FRAC:.0%} of the fastest measured one of their step")
     table.add_column("step", no_wrap=True)
     table.add_column("model", no_wrap=True)
     for name in ("n", "tau", "regret"):
         table.add_column(name, justify="right")
-    for choice in found:
+    for choice in rows:
         tau = "-" if choice.tau is None else f"{choice.tau:.2f}"
         table.add_row(choice.step, choice.model, str(choice.schedules), tau, f"{choice.regret:.1%}")
     table.add_section()
-    for model in dict.fromkeys(choice.model for choice in found):
-        of_model = [choice for choice in found if choice.model == model]
+    for model in dict.fromkeys(choice.model for choice in rows):
+        of_model = [choice for choice in rows if choice.model == model]
         taus = [choice.tau for choice in of_model if choice.tau is not None]
         tau = f"{statistics.fmean(taus):.2f}" if taus else "-"
         count = str(sum(choice.schedules for choice in of_model))
@@ -101,7 +101,7 @@ def print_choices(found: Sequence[Choice]) -> None:
     console().print(table)
 
 
-def choices_document(found: Sequence[Choice]) -> list[dict[str, Any]]:
+def choices_document(rows: Sequence[Choice]) -> list[dict[str, Any]]:
     """Return the document of `gpusim validate RESULTS.json --again --models --json`."""
     return [
         {
@@ -111,5 +111,5 @@ def choices_document(found: Sequence[Choice]) -> list[dict[str, Any]]:
             "tau": choice.tau,
             "regret": choice.regret,
         }
-        for choice in found
+        for choice in rows
     ]

@@ -75,15 +75,15 @@ def with_merged(trace: Trace, seed: int) -> Trace:
 
 def stages_to_measure(graph: OpGraph, counts: Sequence[int]) -> list[Stage]:
     """Return every stage that IOS compares on these numbers of streams."""
-    found: dict[Stage, None] = {}
+    stages: dict[Stage, None] = {}
 
     def note(groups: Sequence[Sequence[Task]], _: HardwareModel) -> float:
-        found[_ops_of(groups)] = None
+        stages[_ops_of(groups)] = None
         return 0.0
 
     for count in counts:
         ios_stages(graph, units_of(graph), min(MAX_GROUPS, count), note)
-    return list(found)
+    return list(stages)
 
 
 def measure_stages_of(path: Path, graph: OpGraph, recipe: Recipe, counts: Sequence[int], command: str) -> Path:

@@ -21,7 +21,7 @@ from gpusim.formats.rules import Rule, Rules, read_rules
 from gpusim.formats.trace import Gpu
 from gpusim.gpu.calibrate import dispatcher_rules as experiments
 from gpusim.gpu.calibrate.block_kernels import WORK, Blocks, Hold
-from gpusim.gpu.calibrate.start_interference import BESIDE, NETWORK, RUNS, Lost, Single, half_starts, judged
+from gpusim.gpu.calibrate.start_interference import CONCURRENT_CHAINS, NETWORK, RUNS, Lost, Single, half_starts, judged
 from gpusim.io.files import write_document
 from gpusim.rules.occupancy import Footprint
 from gpusim.validation.rules import print_rules, rules_markdown
@@ -164,7 +164,7 @@ def test_gap_may_differ_between_kernels_and_on_a_full_gpu() -> None:
 
 def lost(limit_ns: float, half: float = 2.0, runs_ns: float = 0.0) -> Lost:
     """Return the loss to each number of starts, by the rule."""
-    starts = [0.2 * 1.7**number for number in range(len(BESIDE))]
+    starts = [0.2 * 1.7**number for number in range(len(CONCURRENT_CHAINS))]
     return Lost(3000.0, runs_ns, tuple((n, limit_ns * n / (n + half)) for n in starts))
 
 

@@ -158,7 +158,7 @@ def no_launch_of_one(event: dict[str, Any]) -> None:
 
 
 LONG = {"grid": [2**40, 1, 1]}
-BESIDE = [kernel("a", 10, 10.5, 7, 1), kernel("b", 30.5, 5, 8, 2)]
+CONCURRENT = [kernel("a", 10, 10.5, 7, 1), kernel("b", 30.5, 5, 8, 2)]
 #: A wait that contradicts the times: `b` waits for `a`, and begins before `a` ends.
 CONTRADICTED = [
     kernel("a", 10, 50.5, 7, 1), kernel("b", 12.5, 5, 8, 4),
@@ -194,7 +194,7 @@ FOUND: dict[str, Make] = {
     "odd-times": kineto(kernel("k", 1.5, 5), kernel("k", 10, -3)),
     "odd-launches": kineto(kernel("k", 1.5, 5, **LONG)),
     "overlap-on-stream": kineto(kernel("k", 1.5, 50), kernel("k", 10, 70)),
-    "no-sync-events": kineto(*BESIDE),
+    "no-sync-events": kineto(*CONCURRENT),
     "contradicted-waits": kineto(*CONTRADICTED),
     "unknown-waits": kineto(*NAMELESS),
     "no-steps": kineto(kernel("k", 1.5, 5)),

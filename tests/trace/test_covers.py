@@ -156,7 +156,7 @@ def merging(trace: Trace, op: int, covers: tuple[int, ...], dur_ns: int = 100) -
 def test_what_may_be_merged(steps: list[Step], op: int, why: str | None) -> None:
     """All inputs of the covered op exist before the first one, and its results have memory of their own."""
     trace = make_trace(steps)
-    found = CoverRules(trace, dependencies(trace)).problem(op, (len(steps) - 1,), beside=True)
+    found = CoverRules(trace, dependencies(trace)).problem(op, (len(steps) - 1,), merge=True)
     assert found is None if why is None else why in str(found)
 
 

@@ -217,16 +217,16 @@ class BlockBench:
         return blocks
 
     def chains(
-        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+        self, width: int, length: int, hold: Hold, neighbor: tuple[str, int, int] | None = None
     ) -> list[list[Blocks]]:
         """Run `width` independent chains of `length` kernels in one CUDA graph; returns kernels by chain.
 
-        `beside` is a kernel (kind of work, blocks, warps per block) that runs all the time.
+        `neighbor` is a kernel (kind of work, blocks, warps per block) that runs all the time.
         """
         root, lanes = self._stream(99, 0), [self._stream(i, 0) for i in range(width)]
         arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
-        if beside is not None:
-            self._prepare_work(beside[0])
+        if neighbor is not None:
+            self._prepare_work(neighbor[0])
             lanes.append(self._stream(98, 0))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -235,10 +235,10 @@ class BlockBench:
             self._launch(ROWS - 1, Hold(1, 32, 1))
             for lane in lanes:
                 lane.wait_stream(root)
-            if beside is not None:
+            if neighbor is not None:
                 cycles = round((length + 5) * (hold.hold_us + 2) * self.mhz)
                 with torch.cuda.stream(lanes[width]):
-                    self._launch_work(beside, width * length * hold.blocks, arrived, beside[1], cycles, 0)
+                    self._launch_work(neighbor, width * length * hold.blocks, arrived, neighbor[1], cycles, 0)
             for step in range(length):
                 for chain, lane in enumerate(lanes[:width]):
                     with torch.cuda.stream(lane):

@@ -19,7 +19,7 @@ from gpusim.formats.hardware import Copies, GraphCosts, HardwareModel, StreamCos
 from gpusim.gpu.calibrate import microbench as bench
 from gpusim.gpu.calibrate.block_kernels import BlockBench, Hold
 from gpusim.gpu.calibrate.contention import fit, measure_points, with_contention
-from gpusim.gpu.calibrate.copies import costs_beside_kernels
+from gpusim.gpu.calibrate.copies import costs_with_kernels
 from gpusim.gpu.calibrate.start_interference import NETWORK, half_starts, measure, subjects
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
@@ -68,7 +68,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     sources |= {f"stream.{field}": f"{when}; {note}" for field, note in notes.items()}
     say("memory and copies")
     h2d, d2h, both, latency_ns = bench.host_copy_rates()
-    switch_ns, kernel_slowdown = costs_beside_kernels()
+    switch_ns, kernel_slowdown = costs_with_kernels()
     copies = Copies(
         h2d_bytes_per_ns=h2d,
         d2h_bytes_per_ns=d2h,

@@ -37,7 +37,7 @@ LINK_COPIES: Final = 8
 
 
 @dataclass(frozen=True)
-class Beside:
+class Concurrent:
     """Times of one kind of kernels and of copies in some directions, alone and concurrently."""
 
     kernels_alone_ns: float
@@ -232,7 +232,7 @@ def kernels_by_kind() -> dict[str, Callable[[], object]]:
     }
 
 
-def beside(bench: CopyBench, kernel: Callable[[], object], directions: Sequence[Direction]) -> Beside:
+def concurrent(bench: CopyBench, kernel: Callable[[], object], directions: Sequence[Direction]) -> Concurrent:
     """Measure kernels with copies that outlast them, then copies with kernels that outlast them."""
     one_ns = bench.graph_ns([kernel] * 8, {}) / 8
     copy_ns = max(bench.graph_ns((), {d: bench.copies(LARGE_BYTES, 8, d)}) for d in directions) / 8
@@ -245,7 +245,7 @@ def beside(bench: CopyBench, kernel: Callable[[], object], directions: Sequence[
     def last(ops: Calls, lanes: Lanes) -> float:
         return max(time for name, time in ends_ns(bench, ops, lanes).items() if name != "ops")
 
-    return Beside(
+    return Concurrent(
         kernels_alone_ns=ends_ns(bench, [kernel] * kernels, {})["ops"],
         kernels_ns=ends_ns(bench, [kernel] * kernels, lanes)["ops"],
         copies_alone_ns=last((), few),
@@ -288,11 +288,11 @@ def _issue(stream: torch.cuda.Stream, calls: Calls) -> torch.cuda.Event:
     return end
 
 
-def costs_beside_kernels() -> tuple[float, float]:
+def costs_with_kernels() -> tuple[float, float]:
     """Return `switch_ns` and `kernel_slowdown` of `gpusim/rules/copies.py`: means over directions and kinds."""
     bench = CopyBench()
     switches_ns = [switch_ns(bench, direction) for direction in DIRECTIONS]
-    slowdowns = [beside(bench, kernel, [d]).slowdown for kernel in kernels_by_kind().values() for d in DIRECTIONS]
+    slowdowns = [concurrent(bench, kernel, [d]).slowdown for kernel in kernels_by_kind().values() for d in DIRECTIONS]
     bench.forget()
     return max(0.0, statistics.mean(switches_ns)), max(0.0, statistics.mean(slowdowns))
 
@@ -312,7 +312,7 @@ def measure() -> dict[str, object]:
     for name, kernel in kernels_by_kind().items():
         choices: tuple[tuple[Direction, ...], ...] = (("d2h",), ("h2d",), DIRECTIONS)
         for directions in choices:
-            slowed = beside(bench, kernel, directions)
+            slowed = concurrent(bench, kernel, directions)
             rows[f"{name} beside {'+'.join(directions)}"] = {
                 "kernels_alone_ns": slowed.kernels_alone_ns,
                 "kernels_ns": slowed.kernels_ns,

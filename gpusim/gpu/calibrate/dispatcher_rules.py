@@ -34,7 +34,7 @@ class Bench(Protocol):
         """Run kernels as branches of a CUDA graph."""
 
     def chains(
-        self, width: int, length: int, hold: Hold, beside: tuple[str, int, int] | None = None
+        self, width: int, length: int, hold: Hold, neighbor: tuple[str, int, int] | None = None
     ) -> list[list[Blocks]]:
         """Run independent chains in a CUDA graph, next to a kernel of work (kind, blocks, warps per block)."""
 
@@ -47,7 +47,7 @@ def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: N
     for experiment in (most_room, head_of_line, draining, priorities, carveouts, gaps):
         say(f"blocks: {experiment.__name__.replace('_', ' ')}")
         yield experiment(bench, limits)
-    for measure in (gaps_beside, bandwidth, sharing):
+    for measure in (gaps_with_neighbors, bandwidth, sharing):
         say(f"blocks: {measure.__name__.replace('_', ' ')}")
         yield measure(bench)
 
@@ -70,8 +70,8 @@ def most_room(bench: Bench, limits: Limits) -> Rule:
             first, second = bench.place([Hold(count, 256, 60), Hold(blocks, threads, 60, delay_us=20)])
             held = Counter(first.sm)
             before = [held[sm] for sm in range(bench.sms)]
-            beside = [sm for sm, at in zip(second.sm, second.start_ns, strict=True) if at < min(first.end_ns)]
-            placed = Counter((held[sm], number) for sm, number in Counter(beside).items())
+            shared = [sm for sm, at in zip(second.sm, second.start_ns, strict=True) if at < min(first.end_ns)]
+            placed = Counter((held[sm], number) for sm, number in Counter(shared).items())
             if placed == spread(before, 256, blocks, threads, limits, bench.timer_sms):
                 right += 1
             else:
@@ -270,15 +270,15 @@ def gaps(bench: Bench, limits: Limits) -> Rule:
 
 
 #: Kernels running next to a chain: kind of work, and number of SMs without a block of it.
-BESIDE = (("fma", 12), ("tensor", 12), ("latency", 12), ("l2", 12), ("dram", 112), ("dram", 12))
+NEIGHBORS = (("fma", 12), ("tensor", 12), ("latency", 12), ("l2", 12), ("dram", 112), ("dram", 12))
 
 
-def gaps_beside(bench: Bench) -> Rule:
+def gaps_with_neighbors(bench: Bench) -> Rule:
     """Measure the gap of a chain of small kernels while another kernel runs all the time."""
     numbers: dict[str, float] = {}
-    for kind, spared in ((None, 0), *BESIDE):
-        beside = kind and (kind, bench.sms - spared, 8)
-        (chain,) = bench.chains(1, CHAIN_KERNELS, Hold(1, 32, 5), beside or None)
+    for kind, spared in ((None, 0), *NEIGHBORS):
+        neighbor = kind and (kind, bench.sms - spared, 8)
+        (chain,) = bench.chains(1, CHAIN_KERNELS, Hold(1, 32, 5), neighbor or None)
         waited = [min(after.start_ns) - max(before.end_ns) for before, after in pairwise(chain[1:])]
         numbers[f"beside {kind} on {bench.sms - spared} SMs" if kind else "alone"] = statistics.median(waited)
     alone_ns, *others = numbers.values()

@@ -26,7 +26,7 @@ from gpusim.units import NS_PER_US
 #: Calls of one op in a row, repetitions of each case in a graph, and replays of a graph.
 CALLS, DRAWS, REPLAYS = 12, 4, 12
 #: Concurrent chains: their number, and the duration of each of their kernels in us.
-BESIDE: Final = ((1, 20.0), (1, 5.0), (1, 2.0), (1, 0.5), (2, 2.0), (2, 0.5), (4, 20.0), (4, 5.0), (4, 2.0))
+CONCURRENT_CHAINS: Final = ((1, 20.0), (1, 5.0), (1, 2.0), (1, 0.5), (2, 2.0), (2, 0.5), (4, 20.0), (4, 5.0), (4, 2.0))
 #: Name of the case with one concurrent kernel that only runs.
 RUNS: Final = "a kernel that only runs"
 #: Network whose kernels give the loss by number of starts, and its inference batch.
@@ -73,18 +73,18 @@ class Lost:
 
     alone_ns: float
     runs_ns: float
-    beside: tuple[tuple[float, float], ...]
-    """Starts while a kernel and its gap pass, and the loss to them in ns; in the order of `BESIDE`."""
+    by_starts: tuple[tuple[float, float], ...]
+    """Starts while a kernel and its gap pass, and the loss to them in ns; in the order of `CONCURRENT_CHAINS`."""
 
     def limit_ns(self, half: float) -> float:
         """Return the loss to many starts, in ns, if `half` starts cost half of it: least squares."""
-        shares = [(starts / (starts + half), lost_ns) for starts, lost_ns in self.beside]
+        shares = [(starts / (starts + half), lost_ns) for starts, lost_ns in self.by_starts]
         return sum(share * lost_ns for share, lost_ns in shares) / sum(share * share for share, _ in shares)
 
     def squares(self, half: float) -> float:
         """Return the residual squares of that fit, relative to the limit."""
         limit_ns = self.limit_ns(half)
-        return sum((starts / (starts + half) - lost_ns / limit_ns) ** 2 for starts, lost_ns in self.beside)
+        return sum((starts / (starts + half) - lost_ns / limit_ns) ** 2 for starts, lost_ns in self.by_starts)
 
 
 def check_interference() -> Rule:
@@ -106,7 +106,7 @@ def judged(losses: Mapping[str, Lost], single: Single) -> Rule:
     }
     for name, lost in losses.items():
         numbers |= {f"{name}: alone": lost.alone_ns, f"{name}: more beside {RUNS}": lost.runs_ns}
-        for (width, hold_us), (starts, lost_ns) in zip(BESIDE, lost.beside, strict=True):
+        for (width, hold_us), (starts, lost_ns) in zip(CONCURRENT_CHAINS, lost.by_starts, strict=True):
             chains = f"{width} chain{'s' if width > 1 else ''} of {hold_us:g} us"
             numbers[f"{name}: more than that beside {chains} ({starts:.2g} starts)"] = lost_ns
         numbers[f"{name}: limit"] = lost.limit_ns(half)
@@ -168,10 +168,10 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
 
     graph = graph_of([[[subject.call] * subject.calls]])
     span_us = 1.8 * event_ns(graph.replay) / NS_PER_US + 20.0
-    cases: list[tuple[int, float]] = [(0, 0.0), (1, span_us), *BESIDE] * DRAWS
+    cases: list[tuple[int, float]] = [(0, 0.0), (1, span_us), *CONCURRENT_CHAINS] * DRAWS
     rng.shuffle(cases)
     stamps = Stamps(len(cases), torch.device("cuda"))
-    lanes = [torch.cuda.Stream() for _ in range(1 + max(width for width, _ in BESIDE))]
+    lanes = [torch.cuda.Stream() for _ in range(1 + max(width for width, _ in CONCURRENT_CHAINS))]
     with torch.cuda.stream(lanes[0]):  # libraries initialize on first use of a stream
         subject.call()
     torch.cuda.synchronize()
@@ -194,12 +194,15 @@ def measure(subject: Subject, seed: int = DEFAULT_SEED) -> Lost:
             for lane in lanes[1 : 1 + width]:
                 lanes[0].wait_stream(lane)
     times = _replayed(graph, stamps, cases, subject.calls * subject.kernels)
-    periods_ns = {hold_us: graph_ns([[[lambda: spin(hold_us)] * 40]]) / 40 for _, hold_us in BESIDE}  # noqa: B023
+    periods_ns = {hold_us: graph_ns([[[lambda: spin(hold_us)] * 40]]) / 40 for _, hold_us in CONCURRENT_CHAINS}  # noqa: B023
     alone_ns, runs_ns = times[(0, 0.0)], times[(1, span_us)]
     return Lost(
         alone_ns,
         runs_ns - alone_ns,
-        tuple((width * times[width, hold] / periods_ns[hold], times[width, hold] - runs_ns) for width, hold in BESIDE),
+        tuple(
+            (width * times[width, hold] / periods_ns[hold], times[width, hold] - runs_ns)
+            for width, hold in CONCURRENT_CHAINS
+        ),
     )
 
 

@@ -199,8 +199,8 @@ def _traced(tensor: torch.Tensor) -> fx.Node | None:
     if torch._is_functional_tensor(tensor):
         torch._sync(tensor)
         tensor = torch._from_functional_tensor(tensor)
-    found: Any = get_proxy_slot(tensor, mode.tracer, None, lambda slot: slot.proxy.node)
-    return found if isinstance(found, fx.Node) else None
+    node: Any = get_proxy_slot(tensor, mode.tracer, None, lambda slot: slot.proxy.node)
+    return node if isinstance(node, fx.Node) else None
 
 
 def _without_repeats(module: fx.GraphModule) -> fx.GraphModule:

@@ -129,14 +129,14 @@ class Places:
         from torch._inductor import ir
         from torch._inductor.virtualized import V
 
-        found: dict[int, Found] = {}
+        values: dict[int, Found] = {}
         for name, place in self._named.items():
             buffer = V.graph.try_get_buffer(name)
             if isinstance(buffer, ir.Buffer) and place in self._ids:
                 node = buffer.get_origin_node()
                 if node in of_node:
-                    found[self._ids[place]] = of_node[node]
-        return found
+                    values[self._ids[place]] = of_node[node]
+        return values
 
     def _placed(self, name: str) -> Place:
         from torch._inductor import ir

@@ -117,8 +117,8 @@ class Regions:
         groups: dict[Place, tuple[list[int], list[int]]] = {}
         for step in self._steps:
             for index in step.working:
-                found = groups.setdefault(self._find((step.side, index)), ([], []))
-                found[step is kernels].append(index)
+                group = groups.setdefault(self._find((step.side, index)), ([], []))
+                group[step is kernels].append(index)
         if not all(mine and theirs for mine, theirs in groups.values()):
             raise CaptureError("a part of the step has ops of one front end only")
         self.regions = [Region(tuple(mine), tuple(theirs)) for mine, theirs in groups.values()]
@@ -130,11 +130,11 @@ class Regions:
     @cached_property
     def of(self) -> dict[Place, int]:
         """Region of each op with work, by number."""
-        found: dict[Place, int] = {}
+        numbers: dict[Place, int] = {}
         for number, region in enumerate(self.regions):
-            found.update(dict.fromkeys(self.calls.places(region.calls), number))
-            found.update(dict.fromkeys(self.kernels.places(region.kernels), number))
-        return found
+            numbers.update(dict.fromkeys(self.calls.places(region.calls), number))
+            numbers.update(dict.fromkeys(self.kernels.places(region.kernels), number))
+        return numbers
 
     # --- Borders ---
 

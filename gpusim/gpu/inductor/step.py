@@ -36,14 +36,14 @@ class Compiled(Read):
 
     def alike(self, recorded: Recorded) -> list[tuple[int, int, str]]:
         """Return the tensors with elements of results of `recorded`, as `Recorded.alike`."""
-        found: list[tuple[int, int, str]] = []
+        pairs: list[tuple[int, int, str]] = []
         for mine, values in self.values.items():
             for value in values:
                 results = recorded.results.get(value.node, ())
                 theirs = results[value.index or 0] if (value.index or 0) < len(results) else None
                 if theirs is not None:
-                    found.append((mine, theirs, value.node))
-        return found
+                    pairs.append((mine, theirs, value.node))
+        return pairs
 
 
 def compiled_calls(
@@ -77,11 +77,11 @@ def compiled_calls(
             noted.layout_optimized = bool(V.graph.layout_opt) and has_images(graph)
             return read_lines(lines, functional, places, calls)
 
-        found = compile_graph(functional, device.type, training, read, _own_suffix(style) if apart else "")
+        compiled = compile_graph(functional, device.type, training, read, _own_suffix(style) if apart else "")
     named = _named(recorded, functional)
     if set(named) != begun:
         raise CaptureError("Inductor's graph does not begin with the states of the step")
-    return Compiled(found.ops, found.places, found.outputs, found.sources, found.values, named)
+    return Compiled(compiled.ops, compiled.places, compiled.outputs, compiled.sources, compiled.values, named)
 
 
 def _own_suffix(style: str) -> str:

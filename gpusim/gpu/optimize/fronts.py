@@ -57,12 +57,12 @@ class Inductors:
         style = first_style(has_images(graph), self._captured.options.mode == "train")
         begin = perf_counter()
         try:
-            found = self.in_style(style, self._noted)
+            first = self.in_style(style, self._noted)
         except CANNOT_RUN as cause:
             self.leave_out(style, cause)
             return None
         self._took_s = perf_counter() - begin
-        return found
+        return first
 
     def in_style(self, style: str, noted: Noted | None = None) -> Captured:
         """Return the step in a style; its kernels are still being compiled.
@@ -88,31 +88,31 @@ class Inductors:
             require_supported()
             made = made_of(kept, self._captured.recorded, file)
             with torch.no_grad():
-                found = bound(self._step, self._captured, made, style)
-            check_trace(_with_a_kernel(found.trace), file)
-            if structure_hash(found.trace) != entry.kernels:
+                front = bound(self._step, self._captured, made, style)
+            check_trace(_with_a_kernel(front.trace), file)
+            if structure_hash(front.trace) != entry.kernels:
                 raise TraceError(file, "has another step than its hash says", place="$.step")
         except (GpusimError, KeyError, ValueError, IndexError) as cause:
             self._say(f"compiled again: {cause}")
             return self.in_style(style)
-        self._made[style] = found
-        return found
+        self._made[style] = front
+        return front
 
     def others(self, left_s: Callable[[], float]) -> list[Captured]:
         """Return the step in styles with other kernels than the first, as many as compile in the time left."""
         compiling_s = 0.0
         for made in self._made.values():
             compiling_s += KERNEL_S * len(made.trace.sources) / max(1, cores())
-        found: list[Captured] = []
+        fronts: list[Captured] = []
         for style in self._noted.other_styles():
-            if left_s() < self._took_s + (2 + len(found)) * compiling_s:
+            if left_s() < self._took_s + (2 + len(fronts)) * compiling_s:
                 self._say(f"no time is left for the style {style}")
                 break
             try:
-                found.append(self.in_style(style))
+                fronts.append(self.in_style(style))
             except CANNOT_RUN as cause:
                 self.leave_out(style, cause)
-        return found
+        return fronts
 
     def leave_out(self, style: str, cause: Exception) -> None:
         """Drop this style from now on."""

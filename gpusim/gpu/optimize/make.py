@@ -143,7 +143,7 @@ class StepMaker:
         for each in (captured, *fronts, *(mine.captured for mine in mixed)):
             each.drop_copies()
         chosen = verified.candidate
-        (front,) = (found for found in tried if found.captured is chosen.captured)
+        (front,) = (each for each in tried if each.captured is chosen.captured)
         measured = {
             "eager_ns": eager_ns,
             "sequential_ns": front.sequential.time_ns,
@@ -199,7 +199,7 @@ class StepMaker:
         ATen's calls come first, as Inductor's kernels are compiled meanwhile. One style of these is compared with eager
         before any time is spent on it.
         """
-        found: list[Profiled] = []
+        timed: list[Profiled] = []
         problem: Exception | None = None
         checked = False
         for front in fronts:
@@ -209,16 +209,16 @@ class StepMaker:
                     checked = True
                 with put_back(step), restored(captured):
                     trace = self.executor.measured(front, eager_ns, self.say)
-                found.append(Profiled(front, trace, quick_ns(trace, self.executor, self.wanted)))
-                self.say(f"{front.label}: {format_ns(found[-1].predicted_ns)} predicted before any search")
+                timed.append(Profiled(front, trace, quick_ns(trace, self.executor, self.wanted)))
+                self.say(f"{front.label}: {format_ns(timed[-1].predicted_ns)} predicted before any search")
             except CANNOT_RUN as cause:
                 problem = problem or cause
                 if front is not captured:
                     other.leave_out(front.style, cause)
-        if not found:
+        if not timed:
             assert problem is not None
             raise problem
-        return found
+        return timed
 
     def _mixed(
         self,
@@ -234,24 +234,24 @@ class StepMaker:
         kernels = [each for each in profiled if each.captured is not captured] if self.wanted.kernels else []
         begin, limit_s = perf_counter(), min(CHOICE_S[captured.options.mode], left_s() - VARIANTS_S)
         try:
-            found = calls and best_mix(
+            mix = calls and best_mix(
                 calls[0],
                 kernels,
                 lambda trace: quick_ns(trace, self.executor, self.wanted),
                 lambda: begin + limit_s - perf_counter(),
                 self.say,
             )
-            if not found:
+            if not mix:
                 return []
             with put_back(step), restored(captured):
-                mixed = found.made(step)
+                mixed = mix.made(step)
                 trace = self.executor.anchored(mixed.captured, mixed.trace)
             self._check_alone(step, captured, rates, mixed.captured, kept)
         except CANNOT_RUN as cause:
             self.say(f"left out kernels by region: {(str(cause) or type(cause).__name__).splitlines()[0]}")
             return []
         mixed = Profiled(mixed.captured, trace, quick_ns(trace, self.executor, self.wanted))
-        self.say(f"{mixed.captured.label}: {format_ns(mixed.predicted_ns)} predicted before any search; {found.text}")
+        self.say(f"{mixed.captured.label}: {format_ns(mixed.predicted_ns)} predicted before any search; {mix.text}")
         return [mixed]
 
     def _check_alone(
@@ -281,13 +281,13 @@ class StepMaker:
                     if self.wanted.kernels and left_s() >= VARIANTS_S:
                         trace = self._with_variants(front, trace)
                     budget_s = self.wanted.search_s / len(profiled)
-                    found = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
+                    ranked = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
             except CANNOT_RUN as cause:
                 problem = problem or cause
                 if front is not captured:
                     other.leave_out(front.style, cause)
                 continue
-            tried.append(Tried(front, trace, *found))
+            tried.append(Tried(front, trace, *ranked))
         if not tried:
             assert problem is not None
             raise problem

@@ -160,7 +160,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         )
         keep(measured)
         if stage.complete:
-            say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us beside what the others hold")
+            say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us while the others hold their memory")
             _compare(contenders, exact, deviations, say)
             keep(replace(measured, deviations=dict(deviations)))
     say("measured")
@@ -197,14 +197,14 @@ def _compare(
             continue
         say(f"comparing {name} with FP64")
         try:
-            found = exact.deviation(each)
+            deviation = exact.deviation(each)
         except torch.AcceleratorError:
             raise
         except Exception as cause:  # FP64 may lack an operator, or memory
             say(f"not compared with FP64: {first_line(cause)}")
             continue
-        if found is not None:
-            deviations[name] = found
+        if deviation is not None:
+            deviations[name] = deviation
 
 
 def first_line(cause: BaseException) -> str:
@@ -218,7 +218,7 @@ class TimeIsUp(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` after so many seconds, in the main thread, and again each second while something ignores it."""
+    """Raise `TimeIsUp` after some seconds, in the main thread, and again each second while something ignores it."""
 
     def stop(*_: object) -> None:
         raise TimeIsUp
@@ -234,7 +234,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _ended_after(seconds: float | None, say: Callable[[str], None]) -> Iterator[None]:
-    """End the process after so many seconds: a compiler in a library cannot be interrupted otherwise."""
+    """End the process after some seconds: a compiler in a library cannot be interrupted otherwise."""
 
     def end() -> None:
         say("no time is left")

@@ -101,16 +101,16 @@ def best_mix(
 
     `kernels` is the step in several styles of Inductor, of which a choice takes one.
     """
-    found: list[Mix] = []
+    mixes: list[Mix] = []
     for each in sorted(kernels, key=lambda each: each.predicted_ns):
         with suppress(CaptureError):
             choice = RegionChoice(calls, each, predict)
             if choice.is_worth_it():
-                found.append(choice.choose(left_s))
-                say(f"tried {counted(found[-1].tries, 'choice')} of kernels beside {each.captured.label}")
+                mixes.append(choice.choose(left_s))
+                say(f"tried {counted(mixes[-1].tries, 'choice')} of kernels together with {each.captured.label}")
     best_ns = min((each.predicted_ns for each in (calls, *kernels)), default=0)
-    found = [mix for mix in found if mix.predicted_ns <= (1 - GAIN_FRAC) * best_ns]
-    return min(found, key=lambda mix: mix.predicted_ns, default=None)
+    mixes = [mix for mix in mixes if mix.predicted_ns <= (1 - GAIN_FRAC) * best_ns]
+    return min(mixes, key=lambda mix: mix.predicted_ns, default=None)
 
 
 class RegionChoice:
@@ -151,7 +151,7 @@ class RegionChoice:
                 tries += 1
                 if predicted_ns < best_ns:
                     chosen, best_ns, improved = other, predicted_ns, True
-            if not waiting and improved:  # once more beside what was exchanged
+            if not waiting and improved:  # once more with what was exchanged
                 waiting, improved = deque(classes), False
         return Mix(self, chosen, best_ns, tries)
 
@@ -186,13 +186,13 @@ class RegionChoice:
     @cached_property
     def _classes(self) -> list[list[int]]:
         """Equal regions, by number, where the two front ends do not make the same calls."""
-        found: dict[str, list[int]] = {}
+        alike: dict[str, list[int]] = {}
         for number, region in enumerate(self.regions.regions):
             calls, kernels = self.timed["calls"].trace, self.timed["kernels"].trace
             kind = [_kind(calls, op) for op in region.calls], [_kind(kernels, op) for op in region.kernels]
             if not _same_calls(calls, region, kernels):
-                found.setdefault(repr(kind), []).append(number)
-        return list(found.values())
+                alike.setdefault(repr(kind), []).append(number)
+        return list(alike.values())
 
     def _saved_ns(self, numbers: Sequence[int]) -> float:
         """Return what the kernels of the other front end save in these regions, one after the other, in ns."""

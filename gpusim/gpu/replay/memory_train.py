@@ -26,7 +26,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace
 from gpusim.units import format_bytes
 
-#: Targets are drawn from so many classes where a trace has no values.
+#: Number of classes of drawn targets, for a trace without values.
 CLASSES: Final = 2
 
 Say = Callable[[str], None]

@@ -1,7 +1,7 @@
 """Improvement of a choice of our own planner: storages change one by one, as long as the estimate falls.
 
-The estimate of a choice is what recomputation takes, what kernels lose beside copies, and the time that ops wait for
-copies within the budget. Five kinds of changes are tried in turn, each from the largest gain on, and the first that
+The estimate of a choice is what recomputation takes, what kernels lose to concurrent copies, and the time that ops wait
+for copies within the budget. Five kinds of changes are tried in turn, each from the largest gain on, and the first that
 lowers the estimate within the budget stays:
 
 1. where the budget is exceeded, one more storage is recomputed;
@@ -63,7 +63,7 @@ class Exchange:
         self.budget_bytes = budget_bytes
         self.left = estimates
         lost, link = 1 / copies.sm_rate(planner.setting.graph.hardware.copies, 1) - 1, planner.link
-        self._beside_ns = lost * (1 / link.out_bytes_per_ns + 1 / link.back_bytes_per_ns)
+        self._lost_ns_per_byte = lost * (1 / link.out_bytes_per_ns + 1 / link.back_bytes_per_ns)
         """What kernels lose for each byte that moves."""
 
     def improved(self, choice: Choice) -> Choice:
@@ -96,7 +96,7 @@ class Exchange:
             return inf
         solo_ns, size = planner.setting.graph.solo_ns, planner.storages.bytes
         cost_ns = sum(solo_ns[op] for redo in redos for op in redo.ops)
-        cost_ns += self._beside_ns * sum(size[storage] for storage in choice.moved)
+        cost_ns += self._lost_ns_per_byte * sum(size[storage] for storage in choice.moved)
         cost_ns += planner.link.wait_ns * len(choice.moved)
         if cost_ns >= most_ns or planner.floor_bytes(choice) > self.budget_bytes:
             return inf

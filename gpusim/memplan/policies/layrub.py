@@ -4,9 +4,9 @@ Source: Liu et al., "Layrub: Layer-centric GPU Memory Reuse and Data Migration i
 (PPoPP 2018; ACM TACO 15(3), 2018), by its abstract and its released code (a fork of Caffe). The rules:
 
 1. *Layers.* ReLU, dropout, batch norm and scale work in place, losses stay, everything else is a layer that moves.
-2. *Inter-layer.* Beside a layer that moves, those of its inputs are copied out that no later layer reads; at its end
-   the ops and the copies wait for each other. What batch norm and ReLU need for their backward pass is copied out
-   after them, and nothing runs beside that. In the backward pass, what a layer needs comes back beside the layer before
+2. *Inter-layer.* While a layer that moves runs, those of its inputs are copied out that no later layer reads; at its
+   end the ops and the copies wait for each other. What batch norm and ReLU need for their backward pass is copied out
+   after them, and nothing runs meanwhile. In the backward pass, what a layer needs comes back beside the layer before
    it: one layer ahead.
 3. *Intra-layer.* A layer's gradient of its input takes the memory of that input: the gradient of the weights, which
    needs the input, is computed first.

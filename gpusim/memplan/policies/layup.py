@@ -8,7 +8,7 @@ CNNs" (ACM TACO 16(4), 2019), of which only the abstract was readable. What it s
 
 Everything else here is an interpretation. By rule 1: convolutions and fully connected layers move what they have made,
 which the others can be computed from. For each other type of layer, the time to compute its saved results
-again, and the time of copies out and back beyond that of the ops they run beside (the layer's own forward and backward
+again, and the time of copies out and back beyond that of the concurrent ops (the layer's own forward and backward
 part), are added up over the step, and the type takes the smaller. By rule 2: workspaces share the caching allocator's
 memory. Copies are waited for by events. No budget: every type acts.
 """
@@ -30,7 +30,7 @@ def layup(setting: Setting) -> MemoryPlan:
     all_saved = frozenset(storages.saved)
     for layer in layers.layers[:-1]:
         of_kind.setdefault(layer.kind, []).extend(s for s in storages.makes[layer.op] if s in all_saved)
-    beside_ns = {
+    layer_ns = {
         s: setting.graph.solo_ns[layer.op] + sum(setting.graph.solo_ns[op] for op in layer.backward)
         for layer in layers.layers
         for s in storages.makes[layer.op]
@@ -40,7 +40,7 @@ def layup(setting: Setting) -> MemoryPlan:
     for kind, saved in of_kind.items():
         recompute_ns = sum(setting.recompute_ns(s) for s in saved if s in setting.chains)
         copies_ns = sum(
-            max(0.0, setting.link.out_ns(storages.bytes[s]) + setting.link.back_ns(storages.bytes[s]) - beside_ns[s])
+            max(0.0, setting.link.out_ns(storages.bytes[s]) + setting.link.back_ns(storages.bytes[s]) - layer_ns[s])
             for s in saved
         )
         if kind not in _SOURCES and recompute_ns < copies_ns:

@@ -60,7 +60,7 @@ TRIALS = 24
 IMPROVED = 2
 #: Rounds of changes for each, and the share of the budget that a round leaves free.
 ROUNDS, LEAST_LEFT = 4, 0.001
-#: Most estimates in a round, and fewer for a step of many ops: so many ops in all.
+#: Most estimates in a round, and most ops in them all: a step of many ops gets fewer estimates.
 MOST_ESTIMATES, ESTIMATED_OPS = 1000, 800_000
 #: Corrections of the estimate's choice by the allocator's simulation.
 CORRECTIONS = 6
@@ -344,9 +344,9 @@ class LeastTime:
                 for part in (0.0, 0.5, 0.75, 0.9, 1.0)
             ]
         tried = sorted(dict.fromkeys(choices), key=self.floor_bytes)[:LEAST_TRIED]
-        found = [self.planned(choice, 0) for choice in tried]
-        found += [_Planned(None, 0, plan, peak_bytes) for plan, peak_bytes in self._unchanging]
-        return min(found, key=lambda each: each.peak_bytes)
+        plans = [self.planned(choice, 0) for choice in tried]
+        plans += [_Planned(None, 0, plan, peak_bytes) for plan, peak_bytes in self._unchanging]
+        return min(plans, key=lambda each: each.peak_bytes)
 
     def shortfall(self, budget_bytes: int) -> str:
         """Explain why no plan found here keeps a budget."""

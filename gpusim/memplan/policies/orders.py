@@ -73,8 +73,8 @@ class Orders:
         if not self.kept:
             return self.setting.chains
         there = self.kept.union(self.storages.saved)
-        found = {s: chain(self.storages, (s,), there.__contains__) for s in self.setting.chains}
-        return {s: each for s, each in found.items() if each is not None}
+        chains = {s: chain(self.storages, (s,), there.__contains__) for s in self.setting.chains}
+        return {s: each for s, each in chains.items() if each is not None}
 
     @cached_property
     def price_ns(self) -> dict[int, float]:

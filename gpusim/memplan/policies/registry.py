@@ -45,7 +45,7 @@ MEMORY_POLICIES: dict[str, RegisteredMemoryPolicy] = {
         RegisteredMemoryPolicy("keep_all", keep_all, "PyTorch", "All that the backward pass needs stays."),
         RegisteredMemoryPolicy("caffe", caffe, "Caffe, 2014", "Every activation and its gradient stay to the end."),
         RegisteredMemoryPolicy(
-            "vdnn_all", vdnn_all, "vDNN, 2016", "The input of each layer moves to the host beside that layer."
+            "vdnn_all", vdnn_all, "vDNN, 2016", "The input of each layer moves to the host while that layer runs."
         ),
         RegisteredMemoryPolicy("vdnn_conv", vdnn_conv, "vDNN, 2016", "The inputs of convolutions move."),
         RegisteredMemoryPolicy(

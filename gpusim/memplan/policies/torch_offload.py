@@ -5,7 +5,7 @@ Source: PyTorch's `torch/_functorch/_activation_offloading` (`enable_activation_
 
 1. Marked activations are copied out after their last use in the forward pass, on a second stream.
 2. The waits for these copies are moved down to the end of the forward pass.
-3. A copy back is launched so many ops ahead as its bytes take at a constant bandwidth (50 GB/s).
+3. A copy back is launched as many ops ahead as it takes at a constant bandwidth (50 GB/s).
 
 Filled in: torch leaves the marks to the user; here every saved activation is marked. Memory is let go when the wait is
 over: by rule 2, at the start of the backward pass.
