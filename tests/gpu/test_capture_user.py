@@ -525,6 +525,19 @@ def steps_that_cannot_be_captured() -> dict[str, tuple[Callable[..., Any], str]]
         out = model(x)
         return out[out > 0]  # here
 
+    def shape_from_changing_data() -> Any:
+        model.zero_grad()
+        out = model(x)
+        out[out > 0].sum().backward()  # here
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad)  # type: ignore[arg-type]
+
+    def sparse() -> Any:
+        table = torch.ones(4, 2, requires_grad=True)
+        loss = F.embedding(torch.tensor([1, 3]), table, sparse=True).sum()
+        return torch.autograd.grad(loss, table)  # here
+
     def python_state() -> Any:
         calls["made"] += 1
         out = model(x)
@@ -538,6 +551,8 @@ def steps_that_cannot_be_captured() -> dict[str, tuple[Callable[..., Any], str]]
         "to_numpy": (to_numpy, "reads the elements of a tensor (numpy())"),
         "to_list": (to_list, "reads the elements of a tensor (tolist())"),
         "shape_from_data": (shape_from_data, "depends on data"),
+        "shape_from_changing_data": (shape_from_changing_data, "depends on data"),
+        "sparse": (sparse, "makes a tensor of layout sparse_coo"),
         "python_state": (python_state, "the step is not the same each time"),
     }
 
@@ -548,6 +563,10 @@ def test_step_that_cannot_be_captured_is_refused_with_the_line_of_the_users_code
     text = refused(function_step(function, (), CPU))
     assert text.startswith(line_of(function, "# here")), text
     assert complaint in text
+
+
+def test_step_without_operators_is_refused() -> None:
+    assert refused(function_step(lambda x: x, batch()[0], CPU)) == "the step of 'lambda' calls no operator on cpu"
 
 
 def test_error_of_the_users_own_code_is_one_line_with_its_place() -> None:

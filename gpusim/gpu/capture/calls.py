@@ -75,6 +75,19 @@ class JointGraph:
     """Parameter name of each of `gradients`; only for the user's own step."""
 
 
+def shape_from_data(function: Any, args: tuple[Any, ...]) -> str | None:
+    """Return the problem of a call whose result has a shape that depends on values, as with a mask as index; or None.
+
+    An index of whole numbers has a result of the index's shape.
+    """
+    if torch.Tag.dynamic_output_shape not in getattr(function, "tags", ()):
+        return None
+    masks = any(getattr(part, "dtype", None) in (torch.bool, torch.uint8) for part in pytree.tree_leaves(args[1:]))
+    if function._schema.name == "aten::index" and not masks:
+        return None
+    return f"the result shape of {function} depends on data; gpusim captures steps of fixed shape"
+
+
 WGRAD = "_wgrad"
 
 

@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Phase, Role
-from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, with_split_convolutions
+from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OPTIMIZERS: Final = str(Path(_TORCH) / "optim")
@@ -160,7 +160,7 @@ class Listener(TorchDispatchMode):
         if (known and (reads or any(self._is_of_host(tensor) for tensor in tensors))) or self._comes_in(function, args):
             return self._on_host(function, args, kwargs)
         if self.strict:
-            self._refuse(function, tensors)
+            self._refuse(function, args, tensors)
         node = torch._C._current_autograd_node()
         layer = self.layers.of_node(node) if node is not None else self.layers.now() if phase == "forward" else ""
         phase = self.phase or ("backward" if node is not None else phase)
@@ -249,7 +249,7 @@ class Listener(TorchDispatchMode):
 
     # --- What is refused ---
 
-    def _refuse(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
+    def _refuse(self, function: Any, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> None:
         odd = next((t for t in tensors if type(t) not in (torch.Tensor, torch.nn.Parameter)), None)
         if odd is not None:
             raise self.error(f"a {type(odd).__name__} is not a plain tensor; a trace holds only those")
@@ -258,6 +258,8 @@ class Listener(TorchDispatchMode):
                 f"the step reads the elements of a tensor ({_in_words(function)}), so what follows may depend on data; "
                 "a captured step must not depend on it"
             )
+        if problem := shape_from_data(function, args):
+            raise self.error(problem)
 
     def _refuse_copy_to_host(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.strict and tensors:
@@ -329,6 +331,9 @@ class Listener(TorchDispatchMode):
         return any(tensor.device.type == part.device.type and tensor in self._host for tensor in tensors)
 
     def _set(self, tensor: torch.Tensor, value: Value) -> None:
+        if tensor.layout is not torch.strided:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise self.error(f"the step makes a tensor of layout {layout}; a trace holds only strided ones")
         self._values[tensor] = value
         place = self._place(tensor)
         self._by_place[place] = value

@@ -54,6 +54,8 @@ def rebuild(
 
     `own` is for a step that only this process runs, with operators of any kind.
     """
+    if not graph.calls:
+        raise CaptureError(f"the step of '{step.network}' calls no operator on {device}")
     _seed(graph, options.seed)
     recorded = record(graph, own)
     trace = bare_trace(replace(options, frontend="aten"), step, recorded, graph.fixed, own)

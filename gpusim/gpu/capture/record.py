@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Op, Role, Source, Storage, Tensor, TensorInit
-from gpusim.gpu.capture.calls import Call, JointGraph, State, Value
+from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data
 from gpusim.gpu.replay.allowlist import allowed_operators
 from gpusim.gpu.replay.encode import encode
 from gpusim.gpu.replay.operators import is_random, written_arguments
@@ -235,7 +235,8 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
     writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
     known = len(recorder.storages)
-    _refuse_shapes_from_data(call, args)
+    if problem := shape_from_data(call.function, args):
+        raise CaptureError(_at(call) + problem)
     try:
         with torch.no_grad():
             result = call.function(*args, **kwargs)
@@ -277,15 +278,6 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
 def _at(call: Call) -> str:
     """Return the message prefix with the line of the user's code."""
     return f"{call.line}: " if call.line else ""
-
-
-def _refuse_shapes_from_data(call: Call, args: tuple[Any, ...]) -> None:
-    """Raise `CaptureError` for a result whose shape depends on values; an integer index has the index's shape."""
-    masks = any(getattr(part, "dtype", None) in (torch.bool, torch.uint8) for part in pytree.tree_leaves(args[1:]))
-    function = call.function
-    if torch.Tag.dynamic_output_shape in function.tags and (function._schema.name != "aten::index" or masks):
-        problem = f"the result shape of {function} depends on data; gpusim captures steps of fixed shape"
-        raise CaptureError(_at(call) + problem)
 
 
 def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:
