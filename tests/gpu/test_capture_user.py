@@ -33,6 +33,7 @@ from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.profiling import ProfiledOps
 from gpusim.gpu.replay.execute import InitialState, Runner
 from gpusim.trace.check import check_trace
+from gpusim.trace.dependencies import dependencies
 from tests.support.helpers import kernel, make_trace, op, with_kernels
 from tests.support.networks import CPU
 
@@ -567,6 +568,27 @@ def test_step_that_cannot_be_captured_is_refused_with_the_line_of_the_users_code
 
 def test_step_without_operators_is_refused() -> None:
     assert refused(function_step(lambda x: x, batch()[0], CPU)) == "the step of 'lambda' calls no operator on cpu"
+
+
+def test_squeeze_in_place_may_give_back_an_earlier_tensor() -> None:
+    """Found with `torch.func.vmap` of a linear layer, which squeezes what it has just unsqueezed."""
+    weight = torch.randn(6, 1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x @ weight
+        y.unsqueeze(2).squeeze_(2).mul_(2.0)
+        return y + 1.0
+
+    x, _ = batch()
+    found = captured(function_step(step, x, CPU), mode="infer")
+    runner = Runner(found.trace, CPU)
+    runner.bind(InitialState.copy_of(found.recorded.initial).tensors)
+    runner.run_in_order()
+    (result,) = (index for index, tensor in enumerate(found.trace.tensors) if tensor.role == "output")
+    torch.testing.assert_close(runner.tensors[result], step(x))
+    (squeezed,) = ops_of(found.trace, "squeeze_")
+    (scaled,) = ops_of(found.trace, "mul_")
+    assert squeezed in dependencies(found.trace)[scaled]
 
 
 def test_error_of_the_users_own_code_is_one_line_with_its_place() -> None:

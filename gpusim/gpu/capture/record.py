@@ -234,7 +234,7 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         raise CaptureError(f"{_at(call)}{cause}") from cause
     reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
     writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
-    known = len(recorder.storages)
+    known, known_tensors = len(recorder.storages), len(recorder.tensors)
     if problem := shape_from_data(call.function, args):
         raise CaptureError(_at(call) + problem)
     try:
@@ -255,7 +255,10 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
             continue
         index = recorder.tensor(part)
         outputs.append(index)
-        if recorder.tensors[index].storage >= known and index not in writes:
+        storage = recorder.tensors[index].storage
+        # `squeeze_` may undo an earlier `unsqueeze`: its result is then the tensor before that.
+        undone = index < known_tensors and storage in [recorder.tensors[t].storage for t in writes]
+        if (storage >= known or undone) and index not in writes:
             writes.append(index)
     parts = result if isinstance(result, list | tuple) else [result]
     recorder.results[call.name] = tuple(recorder.tensor(p) if isinstance(p, torch.Tensor) else None for p in parts)
