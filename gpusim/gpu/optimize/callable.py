@@ -14,6 +14,8 @@ from gpusim.errors import GpusimError, StepError
 from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.optimize.variant import Variant
+from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.units import counted, format_bytes, format_ns
 
 #: Most captured steps of one callable: for other shapes, modes and options. Further ones run uncaptured.
 MOST_VARIANTS: Final = 8
@@ -72,8 +74,6 @@ class Gain:
     @property
     def text(self) -> str:
         """Summarize the gain in one line."""
-        from gpusim.units import format_bytes, format_ns
-
         over = self.eager_ns / max(1, self.optimized_ns)
         sequential = self.sequential_ns / max(1, self.optimized_ns)
         whose = "ATen and Inductor by region" if self.mixed else _WHOSE[self.frontend]
@@ -84,6 +84,20 @@ class Gain:
             f"kernels of {whose}, {format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
             f"{without}"
         )
+
+    def __repr__(self) -> str:
+        return short_repr("Gain", self.text)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("eager", format_ns(self.eager_ns)),
+            ("one CUDA graph on one stream", format_ns(self.sequential_ns)),
+            (f"{counted(self.streams, 'stream')} in the graph ({self.policy})", format_ns(self.optimized_ns)),
+            ("predicted", format_ns(self.predicted_ns)),
+            ("peak memory", format_bytes(self.peak_bytes)),
+            ("worst error", f"{self.worst_error:.2g}"),
+        ]
+        return html_table("Gain, one step", ("", ""), rows)
 
 
 Make = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Variant, Gain]]
@@ -106,6 +120,14 @@ class OptimizedStep:
         self._warned: set[str] = set()
         self.gain: Gain | None = None
         self.__wrapped__ = given.target
+
+    def __repr__(self) -> str:
+        target = self._given.target
+        name = short_name(getattr(target, "__name__", type(target).__name__))
+        return short_repr("OptimizedStep", f"{name}: {self.gain.text if self.gain else 'unoptimized'}")
+
+    def _repr_html_(self) -> str:
+        return self.gain._repr_html_() if self.gain else html_table(repr(self), (), ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step."""

@@ -369,3 +369,17 @@ def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
     assert found is model
     assert "memory limit 100 B: the least that any schedule takes is " in text
     assert "; no plan keeps 100 B; the smallest budget that works for a plan found here is 1 MiB: " in text
+
+
+def test_optimized_step_and_its_gain_are_short_in_a_terminal_and_tables_in_a_notebook() -> None:
+    model = net().eval()
+    step = fast(model, X)
+    assert repr(step).startswith("<OptimizedStep Net: ")
+    assert repr(step.gain).startswith("<Gain ")
+    for value in (step, step.gain):
+        assert "x over eager" in repr(value)
+        assert len(repr(value)) < 200
+        assert value._repr_html_().count("<table>") == 1
+    step.gain = None
+    assert repr(step) == "<OptimizedStep Net: unoptimized>"
+    assert "unoptimized" in step._repr_html_()
