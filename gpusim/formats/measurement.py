@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from gpusim.errors import MeasurementError
-from gpusim.formats.trace import Gpu, Timing
+from gpusim.formats.trace import Gpu, HostLink, Timing
 from gpusim.io.files import Count, Document, Nanoseconds, Positive, read_document, write_document
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import format_ns
@@ -84,6 +84,8 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Peak memory while the sequential graph was recorded."""
     events: Count
     """Number of CUDA events in the schedule."""
+    link: HostLink | None = None
+    """Link to the host in the measuring process, for a memory plan."""
     gpu: Gpu
     """GPU, software versions and clocks."""
     date: str

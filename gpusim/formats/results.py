@@ -10,7 +10,7 @@ import msgspec
 
 from gpusim.errors import MeasurementError
 from gpusim.formats.measurement import outputs_in_words
-from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode
+from gpusim.formats.trace import Dtype, Frontend, HostLink, MemoryFormat, Mode
 from gpusim.io.files import (
     Count,
     Document,
@@ -77,6 +77,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     sm_clock_mhz: Count
     memory_budget_bytes: Count = 0
     """Memory budget of a memory plan; 0 if none."""
+    link: HostLink | None = None
+    """Link to the host in the measuring process, for a memory plan."""
     baselines: dict[str, Nanoseconds] = {}
     commit: str = ""
     """Version and hash of the predicting code, if the prediction was stored before the measurement."""

@@ -128,4 +128,5 @@ def result_case(case: Case, trace: Trace, chosen: Chosen, measurement: Measureme
         sequential_peak_bytes=measurement.sequential_peak_bytes,
         events=measurement.events,
         sm_clock_mhz=measurement.gpu.sm_clock_mhz,
+        link=measurement.link,
     )

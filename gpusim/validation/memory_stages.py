@@ -38,6 +38,8 @@ from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-memory-predictions/1"
 SUFFIX: Final = ".memory.predicted.json.gz"
+#: Difference between two measurements of the link that is worth a line, as a share.
+OTHER_LINK: Final = 0.1
 
 
 class PredictedPlan(Document, frozen=True, kw_only=True):
@@ -310,7 +312,22 @@ def measured_or_said(
                 continue
             new = alone(measure_case, recipe, folder, case, path, command, trust_code)
             yield f"measured {new} memory plans of {path.name}"
+            yield from _other_link(MemoryResults(recipe, folder).rows, read_trace(path))
             if new < missing:
                 yield f"{missing - new} left out: the host has too little pinned memory for them"
         except GpusimError as cause:
             yield f"failed: {cause}"
+
+
+def _other_link(rows: Sequence[tuple[ResultCase, ReplayedPlan]], trace: Trace) -> Iterator[str]:
+    """Yield a line where the link differed from the capture's: predictions of plans that copy are for the latter."""
+    then = None if trace.ground_truth is None else trace.ground_truth.link
+    links = [row.link for row, _ in rows if row.trace == trace.name and row.link is not None]
+    if then is None or not links:
+        return
+    now, captured = (each.h2d_bytes_per_ns + each.d2h_bytes_per_ns for each in (links[-1], then))
+    if not 1 - OTHER_LINK <= now / captured <= 1 + OTHER_LINK:
+        yield (
+            f"the link to the host reaches {now / 2:.1f} GB/s a direction, {captured / 2:.1f} when {trace.name} was "
+            "captured: capture it again to predict plans that copy"
+        )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 import torch
 
+from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import HostLink
-from gpusim.gpu.calibrate.copies import CopyBench, line, link_of, turn_costs_ns
+from gpusim.gpu.calibrate.copies import CopyBench, fastest_link, line, link_of, turn_costs_ns
 from gpusim.units import MIB
 
 
@@ -41,3 +45,35 @@ def test_cost_of_a_copy_leaves_its_kernel_out() -> None:
             return sum(10.0 + 5.0 + copies_ns[direction] for _, direction, _ in turns)
 
     assert turn_costs_ns(Made(), 4) == {"d2h": 105.0, "h2d": 205.0}
+
+
+def reaching(rate: float) -> HostLink:
+    return HostLink(h2d_bytes_per_ns=rate, d2h_bytes_per_ns=rate)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "kept", "asked"),
+    [
+        (54.0, (), 54.0, 0),  # usual: no other process is asked
+        (20.8, (55.0,), 55.0, 1),
+        (20.8, (None, 55.0), 55.0, 2),  # another process without pinned memory
+        (20.8, (19.0, 30.0), 30.0, 2),  # really slow here: three processes agree
+        (20.8, (19.0, 18.0), 20.8, 2),
+        (None, (), None, 0),  # no pinned memory at all
+    ],
+)
+def test_a_slow_link_is_measured_in_other_processes(
+    first: float | None, others: Sequence[float | None], kept: float | None, asked: int
+) -> None:
+    """One process in a few has a link far below the GPU's usual rates, which plans that copy would inherit."""
+    links = [None if rate is None else reaching(rate) for rate in others]
+    calls: list[None] = []
+
+    def again() -> HostLink | None:
+        calls.append(None)
+        return links[len(calls) - 1]
+
+    usual = load_hardware("h200").copies
+    reached = fastest_link(None if first is None else reaching(first), usual, again)
+    assert reached == (None if kept is None else reaching(kept))
+    assert len(calls) == asked

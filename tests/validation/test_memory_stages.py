@@ -13,7 +13,7 @@ import pytest
 from gpusim.errors import GpuError, MeasurementError
 from gpusim.formats.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.formats.results import read_results
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import HostLink, Trace
 from gpusim.gpu.replay import memory_replay
 from gpusim.io.files import read_file
 from gpusim.memplan.plan import MemoryPlan
@@ -36,6 +36,7 @@ class Replayed:
     def __init__(self) -> None:
         self.policies: list[str] = []
         self.at_most = 99
+        self.link: HostLink | None = None
         self.dropped: tuple[str, ...] = ()
         """Policies whose copies find no pinned memory."""
 
@@ -52,7 +53,7 @@ class Replayed:
                 raise GpuError("cut off")
             self.policies.append(plan.policy)
             ran = MemoryPlan(policy=plan.policy) if plan.policy in self.dropped else plan
-            on_plan(number, ran, measurement(graph, plan))
+            on_plan(number, ran, msgspec.structs.replace(measurement(graph, plan), link=self.link))
 
 
 def measurement(graph: OpGraph, plan: MemoryPlan) -> Measurement:
@@ -191,6 +192,26 @@ def test_plan_without_its_pinned_memory_has_no_row(replayed: Replayed, made: tup
     assert said[1:] == ["1 left out: the host has too little pinned memory for them"]
     new = [row.policy for row in read_results(folder / FIRST.name).cases if row.trace == read_trace(path).name]
     assert new == ["caffe", "checkpoint"]
+
+
+@pytest.mark.parametrize(("rate", "said"), [(54.0, []), (20.8, ["20.8", "55.4"])])
+def test_another_link_than_the_captures_is_said(
+    replayed: Replayed, made: tuple[Recipe, Path, Path], rate: float, said: list[str]
+) -> None:
+    """Copies at another rate than the predicted one explain an error; the row keeps the rate of its replay."""
+    recipe, folder, path = made
+    trace = read_trace(path)
+    assert trace.ground_truth is not None
+    linked = msgspec.structs.replace(trace.ground_truth, link=HostLink(h2d_bytes_per_ns=55.3, d2h_bytes_per_ns=55.5))
+    write_trace(msgspec.structs.replace(trace, ground_truth=linked), path)
+    memory_stages.memory_predictions_path(path).unlink()
+    predict_stage(recipe, recipe.case, lambda _: None)
+    replayed.link = HostLink(h2d_bytes_per_ns=rate, d2h_bytes_per_ns=rate)
+    lines = measured(recipe, folder)[1:]
+    assert len(lines) == bool(said)
+    assert all(number in line for number in said for line in lines)
+    (row, *_) = [row for row in read_results(folder / FIRST.name).cases if row.trace == trace.name]
+    assert row.link == replayed.link
 
 
 def test_plans_of_the_first_day_are_not_replayed_again(

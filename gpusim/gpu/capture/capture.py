@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
 
+from gpusim.formats.hardware import hardware_for_gpu
 from gpusim.formats.trace import GroundTruth, HostLink, Timing, Trace
-from gpusim.gpu.calibrate.copies import CopyBench, link
+from gpusim.gpu.calibrate.copies import CopyBench, fastest_link, link, own_link
 from gpusim.gpu.capture.calls import JointGraph
 from gpusim.gpu.capture.eager import paced, time_eager
 from gpusim.gpu.capture.joint_graph import joint_graph
@@ -78,6 +80,9 @@ def capture_recorded(
     del runner, state, rebuilt, graph, initial
     say("timing the sequential CUDA graph, rebuilt from the trace")
     graph_time, host_link = alone(time_sequential, trace, options.seed)
+    hardware = hardware_for_gpu(gpu.name)
+    if hardware is not None:
+        host_link = fastest_link(host_link, hardware.copies, partial(alone, own_link))
     truth = GroundTruth(
         eager=eager.wall,
         graph=graph_time,

@@ -15,6 +15,7 @@ import torch
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.formats.measurement import SCHEMA, Measurement
 from gpusim.formats.trace import Trace
+from gpusim.gpu.calibrate.copies import own_link
 from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.compare import check_same_kernels, compare
@@ -146,6 +147,7 @@ def replay_memory(
     base, *outcomes = [evaluator.evaluate(plan) for plan in (MemoryPlan(policy="keep_all"), *plans)]
     set_precision(trace.model.dtype)
     say("rebuilding the step")
+    host_link = own_link()
     runner = MemoryRunner(trace, device)
     state, initial_bytes = state_on_gpu(trace, device, seed)
     runner.bind(state.tensors)
@@ -189,6 +191,7 @@ def replay_memory(
                 peak_bytes=recorded.peak_bytes,
                 sequential_peak_bytes=kept.peak_bytes,
                 events=recorded.events,
+                link=host_link,
                 gpu=gpu,
                 date=datetime.date.today().isoformat(),
                 command=command,
