@@ -14,6 +14,8 @@ DEFAULT_POLICY: Final = "critical_path"
 RECOMMENDED: Final = "recommended"
 #: Name of searched schedules, in place of a policy.
 SEARCH: Final = "search"
+#: Name of the schedule with the streams and the order of a profile, in place of a policy.
+AS_OBSERVED: Final = "as observed"
 #: Name of the hardware model for a step whose GPU has none.
 DEFAULT_HARDWARE: Final = "h200"
 #: Bundled step if none is given.

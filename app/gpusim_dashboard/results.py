@@ -9,7 +9,15 @@ import gpusim
 from gpusim.api import dashboard
 from gpusim.api.dashboard import Sensitivities
 from gpusim.api.resolve import resolve_schedule
-from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, QUICK_BUDGET_S, QUICK_EVALUATIONS, RECOMMENDED, SEARCH
+from gpusim.defaults import (
+    AS_OBSERVED,
+    DEFAULT_LAUNCH,
+    DEFAULT_POLICY,
+    QUICK_BUDGET_S,
+    QUICK_EVALUATIONS,
+    RECOMMENDED,
+    SEARCH,
+)
 from gpusim.report.breakdown import Breakdown, breakdown
 from gpusim.units import counted
 from gpusim_dashboard import kept, turns
@@ -85,6 +93,11 @@ class Shown:
     def searched(self) -> bool:
         """Whether it was searched, and so is valid only for its own step."""
         return self.policy not in dashboard.registered_policies()
+
+    @property
+    def observed(self) -> bool:
+        """Whether it is the order of a profile, which no file and no policy gives."""
+        return self.policy == AS_OBSERVED
 
     @property
     def used(self) -> int:

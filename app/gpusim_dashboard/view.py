@@ -16,12 +16,13 @@ import gpusim
 from gpusim.errors import GpusimError
 from gpusim.report.summary import Summary
 from gpusim.text import shortened, visible
-from gpusim.units import counted, format_ns
+from gpusim.units import counted, format_bytes, format_ns
 from gpusim_dashboard import html, lifetime
 from gpusim_dashboard.choice import Choice
 
 if TYPE_CHECKING:
     from gpusim.report.figures.theme import Theme
+    from gpusim_dashboard.results import Shown
 
 #: plotly.js loads and sends nothing.
 CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
@@ -32,6 +33,12 @@ SIMULATING = "Simulating ..."
 #: Time that the server needs to send what was drawn while no page computes.
 SENDING_S = 0.04
 SCHEDULE_NOTE = "best.json is the schedule that the Search page offers for download."
+#: Why a profile has no answer.
+NO_TENSORS = "It has kernels and no tensors. Capture the step, and its memory is known before it runs."
+NO_DEPENDENCIES = (
+    "It does not say which operations need each other, so no other order can be tried. Import it with the run's "
+    "execution trace, or capture the step."
+)
 MARKUP = "\\`*_[]<>$~&|#"
 #: Text that Streamlit turns into links, emoji, icons and colours and that no backslash escapes: up to the character
 #: before which an empty, invisible span separates it from the rest.
@@ -55,6 +62,9 @@ SHAPES = {
     "bowtie": "⧓",
     "hourglass": "⧗",
     "triangle-left": "◀",
+    "triangle-right": "▶",
+    "diamond-tall": "⧫",
+    "star-square": "✦",
     "hexagram": "✶",
 }
 #: Width of a number with its label, in pixels: two fit side by side on a phone.
@@ -213,6 +223,8 @@ def heading(choice: Choice, warn: bool = True) -> None:
     model = choice.trace.model
     mode = "training" if model.mode == "train" else "inference"
     about = f"{model.network}, {mode}, batch {model.batch}, {model.dtype}"
+    if (source := choice.trace.provenance.imported_from) is not None:  # a profile has no network, batch or dtype
+        about = f"a profile of {source.writer}, dependencies of quality '{source.dependency_quality}'"
     if choice.trace.provenance.estimated:
         about += ", kernel times estimated"
     html.show(
@@ -275,10 +287,33 @@ def command(*words: str) -> None:
 
 
 def commands(*lines: Iterable[str]) -> None:
-    """Show the command lines that give the page's results."""
+    """Show the command lines that give the page's results, if there are any."""
+    if not lines:
+        return
     st.caption("The same on the command line:")
     text = "\n".join(visible(" ".join(["gpusim", *map(shlex.quote, words)])) for words in lines)
     html.code("Command", text)
+
+
+def simulate_command(choice: Choice, shown: Shown, *more: str) -> None:
+    """Show the command that simulates a schedule; none gives the order of a profile."""
+    if shown.observed:
+        return
+    command("simulate", choice.words, *hardware_words(choice), *shown.words, *more)
+    if shown.searched:
+        st.caption(SCHEDULE_NOTE)
+
+
+def unanswered(why: str) -> None:
+    """Say that a profile has no answer to the page's question, and end the page."""
+    html.answer("trend", "This profile does not say.", why)
+    st.page_link(st.session_state.pages["verdict"], label="What it says", icon=":material/arrow_forward:")
+    st.stop()
+
+
+def peak(choice: Choice, size_bytes: int) -> str:
+    """Peak memory in a table; empty for a profile without tensors."""
+    return format_bytes(size_bytes) if choice.trace.tensors else "unknown"
 
 
 def hardware_words(choice: Choice) -> list[str]:

@@ -14,7 +14,7 @@ from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_STREAMS, DEFAULT_TRACE, RECOMMENDED
 from gpusim.report.figures.compared import Compared, compared_figure
 from gpusim.report.figures.timeline import Look
-from gpusim.units import counted, format_bytes, format_ns, format_times_ns
+from gpusim.units import counted, format_ns, format_times_ns
 
 state = st.session_state
 settings = Settings("compare")
@@ -78,7 +78,7 @@ def row(name: str, choice: Choice, shown: Shown, timeline: gpusim.Timeline, time
         f"{name}: {html.text(about)}{html.small(label)}",
         time.rpartition(" ")[0],
         sample.rpartition(" ")[0],
-        format_bytes(timeline.peak_bytes),
+        view.peak(choice, timeline.peak_bytes),
         f"{len(timeline.plan.tasks):,}",
     )
 
@@ -115,6 +115,9 @@ html.show(html.legend([*legend, ("critical path", view.theme().ink), ("end of th
 words = f"Timelines of A, {format_ns(times[0])}, and B, {format_ns(times[1])}, on one axis"
 view.show(figure, "compared", words, drag="zoom")
 view.commands(
-    ["simulate", one.words, "--hw", one.hardware.name, *first.words],
-    ["simulate", other.words, "--hw", other.hardware.name, *second.words],
+    *(
+        ["simulate", choice.words, *view.hardware_words(choice), *shown.words]
+        for choice, shown in ((one, first), (other, second))
+        if not shown.observed
+    )
 )

@@ -41,7 +41,11 @@ view.metrics(
     ("Ops at once, most", f"{parallelism.maximum}", "dependencies alone"),
     ("Independent ops", width, "at most"),
     ("Best list schedule", format_ns(step.best_ns), f"{step.speedup:.2f}x, {counted(step.streams, 'stream')}"),
-    ("Recommended", format_ns(best_ns), f"{shown.policy}, {counted(shown.used, 'stream')}"),
+    (
+        "Recommended" if shown.recommended else "Shown",
+        format_ns(best_ns),
+        f"{shown.policy}, {counted(shown.used, 'stream')}",
+    ),
 )
 st.header("Where the potential goes", anchor=False)
 st.caption(

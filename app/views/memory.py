@@ -13,12 +13,7 @@ SHOWN = 200
 choice = current()
 view.heading(choice)
 if not choice.trace.tensors:
-    html.answer(
-        "trend",
-        "This profile does not say.",
-        "It has kernels and no tensors. Capture the step, and its memory is known before it runs.",
-    )
-    st.stop()
+    view.unanswered(view.NO_TENSORS)
 with st.spinner(view.EXPLORING):
     shown = results.shown_of(choice)
 with st.spinner("Simulating ..."):
@@ -77,6 +72,4 @@ if choice.searchable and (box := view.folded("Time against memory of every sched
             explored = results.explored_of(choice)
         name = f"{choice.trace.name} on {choice.hardware.label}"
         view.show(front_figure(explored.rows, name, view.theme()), "front")
-view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words)
-if shown.searched:
-    st.caption(view.SCHEDULE_NOTE)
+view.simulate_command(choice, shown)

@@ -35,6 +35,8 @@ def recorded(content: str, hardware: str, plan: int, _plan: gpusim.MemoryPlan, _
 
 choice = current()
 view.heading(choice)
+if not choice.trace.tensors:
+    view.unanswered(view.NO_TENSORS)
 step = results.step_of(choice)
 capacity = choice.hardware.memory.dram_bytes
 settings = Settings("memory-plans", choice.content, choice.hardware.name)
@@ -65,7 +67,7 @@ numbers = [
 ]
 if best is not None and best.outcome is not None:
     outcome = best.outcome
-    fastest = f"{best.policy}, {outcome.peak_bytes // MIB:,} MiB"
+    fastest = f"{best.policy}, {format_bytes(outcome.peak_bytes)}"
     numbers.append(("Fastest that fits", format_ns(outcome.step_ns), fastest))
 limit = f"a budget of {format_bytes(limit_mib * MIB)}" if limit_mib else f"the {format_bytes(capacity)} of the GPU"
 if comparison.fits(keep_all):
@@ -81,7 +83,7 @@ else:
     html.answer("no", f"No plan brings the step under {limit}.")
 view.metrics(*numbers)
 st.caption(view.plain(f"The peak of the step that keeps all: {comparison.peak_text(keep_all)}."))
-view.show(memory_front_figure(comparison, view.theme()), "memory_front")
+view.show(memory_front_figure(comparison, view.theme(), named=False), "memory_front")
 view.table(
     [
         {
@@ -106,7 +108,7 @@ if row_shown is not None and row_shown.outcome is not None:
     with st.spinner(view.SIMULATING):
         runs = [
             (name, simulated(choice.content, choice.hardware.name, hash(plan), plan, step))
-            for name, plan in (("keep_all", keep_all.plan), (row_shown.policy, row_shown.outcome.plan))
+            for name, plan in {"keep_all": keep_all.plan, row_shown.policy: row_shown.outcome.plan}.items()
         ]
     title = f"{row_shown.policy}: {choice.trace.name} on {choice.hardware.label}"
     view.show(memory_figure(runs, view.theme(), f"Memory over time of {title}"), "plan memory")

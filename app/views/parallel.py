@@ -47,6 +47,8 @@ def _plans(content: str, hardware: str, gpus: int, topology: str, _choice: Choic
 
 choice = current()
 view.heading(choice)
+if not choice.trace.tensors:
+    view.unanswered("It has kernels and no tensors, so it does not say what each layer would send. Capture the step.")
 cells = st.columns(2)
 settings = Settings("parallel", choice.content, choice.hardware.name)
 gpus = settings.select(cells[0], "GPUs", "gpus", GPUS, GPUS[1], help="The step's batch is that of one of them.")

@@ -10,7 +10,7 @@ from gpusim_dashboard.choice import current
 
 from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_BUDGET_S
-from gpusim.errors import GpusimError, OptionError
+from gpusim.errors import GpusimError
 from gpusim.io.files import compress
 from gpusim.report.choices import choices_lines
 from gpusim.report.explored_table import rows_csv
@@ -24,9 +24,7 @@ choice = current()
 state = st.session_state
 view.heading(choice)
 if not choice.searchable:
-    raise OptionError(
-        "no schedule is searched without data dependencies; the verdict says what this profile can answer"
-    )
+    view.unanswered(view.NO_DEPENDENCIES)
 settings = Settings("search", choice.content, choice.hardware.name)
 key = kept.exploration_key(choice)
 job: dashboard.Exploration | None = state.get("job") if state.get("job_key") == key else None

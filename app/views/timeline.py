@@ -229,6 +229,4 @@ clicks.listen(lambda task: settings.keep("bar", task, None))
 more = ["--launch", launch, "--html", "timeline.html"]
 if replayed is not None:
     more += ["--measured", measured_name]
-view.command("simulate", choice.words, *view.hardware_words(choice), *shown.words, *more)
-if shown.searched:
-    st.caption(view.SCHEDULE_NOTE)
+view.simulate_command(choice, shown, *more)

@@ -23,9 +23,7 @@ LEAST_TOP = 0.05
 choice = current()
 view.heading(choice, warn=False)
 if not choice.searchable:
-    raise OptionError(
-        "a schedule is tuned only where data dependencies are known; the verdict says what this profile can"
-    )
+    view.unanswered(view.NO_DEPENDENCIES)
 settings = Settings("transfer", choice.content)
 batches = {choice.trace.model.batch: choice.name, **dashboard.batches(choice.trace)}
 cells = st.columns(2)
@@ -78,7 +76,10 @@ html.heat(
     [[lost[tuned, used] for used in short] for tuned in short],
     max(LEAST_TOP, transfer.worst.lost_frac),
 )
-st.caption("Time over the fastest of these schedules, less 1. On the diagonal a schedule is at home.")
+st.caption(
+    "Time over the fastest of these schedules, less 1. On the diagonal a schedule is at home; a loss there says that a "
+    "schedule found elsewhere is faster."
+)
 times = format_times_ns(time_ns for row in transfer.rows for time_ns in (row.time_ns, row.best_ns))
 numbers, unit = numbers_of(times)
 table = [

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from gpusim.bounds.bounds import bounds
+from gpusim.defaults import AS_OBSERVED
 from gpusim.engine.base import Engine
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import OptionError
@@ -19,8 +20,6 @@ from gpusim.plan.schedule import Schedule
 
 #: Qualities of edges that come from the program, so a search may reorder ops that they leave unordered.
 SEARCHABLE: Final[tuple[Quality, ...]] = ("data", "graph")
-#: Policy name of schedules with the streams and the order of the profile.
-AS_OBSERVED: Final = "as observed"
 MORE: Final = (
     "to search other orders and streams, import it again with the run's execution trace "
     "(torch.profiler's ExecutionTraceObserver) or a dump of its CUDA graph"

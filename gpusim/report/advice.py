@@ -127,10 +127,10 @@ def beside_fused(rows: Sequence[Way]) -> str:
         return ""
     if optimized is not None and all(optimized.time_ns < row.time_ns for row in (own, compiled) if row is not None):
         over = "" if compiled is None else f", {_over(compiled, optimized)} over {compiled.takes}"
-        [time] = format_times_ns((optimized.time_ns,))
+        time = _alike(optimized.time_ns, rows)
         return f"gpusim.optimize, which chooses kernels as well, was measured at {time}{over}."
     if compiled is not None and compiled.time_ns < own.time_ns:
-        [time] = format_times_ns((compiled.time_ns,))
+        time = _alike(compiled.time_ns, rows)
         return f"Fuse kernels first: {compiled.takes} was measured at {time}, {_over(own, compiled)} over {own.name}."
     return "Fused kernels were measured, too, and are slower than the best of the other rows."
 
@@ -139,6 +139,11 @@ def note_on_fused(rows: Sequence[Way]) -> str:
     """Return where fused kernels were measured, in a sentence; empty without measurements."""
     sources = dict.fromkeys(row.source for row in rows if row.source)
     return f"Fused kernels: measured on {'; '.join(sources)}." if sources else ""
+
+
+def _alike(time_ns: int, rows: Sequence[Way]) -> str:
+    """Return a time in the unit of the whole table."""
+    return format_times_ns([time_ns, *(row.time_ns for row in rows)])[0]
 
 
 def _over(slow: Way, fast: Way) -> str:

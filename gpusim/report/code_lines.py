@@ -19,7 +19,10 @@ CAPTURE: Final = textwrap.dedent(
     """
     import gpusim
 
-    step = gpusim.capture(model, (x,), targets=(y,), loss=loss_fn, optimizer=optimizer)
+    step = gpusim.capture(
+        model, (x,), targets=(y,),
+        loss=loss_fn, optimizer=optimizer,
+    )
     step.save("step.json.gz")
     """
 ).strip()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gpusim.formats.hardware import load_hardware
+from gpusim.report.figures.theme import SYMBOLS
 from gpusim.units import format_bytes, format_ns
 from tests.support.pages import (
     answer,
@@ -52,3 +53,10 @@ def test_memory_peak_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) 
     assert answer(app).startswith(f"Yes. At its peak the step needs {peak}: ")
     assert answer(app).partition(" of the ")[2].startswith(format_bytes(load_hardware("h200").memory.dram_bytes))
     assert f": {peak} at " in " ".join(each.value for each in app.header)
+
+
+def test_every_shape_of_a_figures_points_is_in_the_legend_as_itself() -> None:
+    from gpusim_dashboard.view import SHAPES
+
+    assert set(SYMBOLS) == set(SHAPES)
+    assert len(set(SHAPES.values())) == len(SHAPES)

@@ -9,11 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.support.importer_files import SAMPLES, node, write_execution_trace
 from tests.support.nsys_files import SCHEMAS, write_schema
-from tests.support.pages import (
-    address,
-    errors,
-    opened,
-)
+from tests.support.pages import address, answer, codes, errors, markup, opened, table
 
 
 def uploaded(name: str, data: bytes) -> AppTest:
@@ -64,3 +60,21 @@ def test_file_without_a_step_is_one_line_in_the_place_of_the_answer(tmp_path: Pa
     (error,) = errors(app)
     assert "e.json: is an execution trace of PyTorch" in error
     assert "\n" not in error
+
+
+def test_pages_that_a_profile_cannot_answer_say_so_and_lead_to_what_it_can(tmp_path: Path) -> None:
+    """Neither network, batch nor memory are made up for it, and no command that does not give what is shown."""
+    data = write_schema(tmp_path / "n.sqlite", SCHEMAS["trimmed"]).read_bytes()
+    link = address(uploaded("any name", data))
+    for name in ("memory", "memory-plans", "parallel", "transfer", "search"):
+        app = opened(**{**link, "page": name})
+        assert not app.exception, name
+        assert errors(app) == [], name
+        assert answer(app).startswith("This profile does not say. "), name
+        assert "a profile of" in markup(app), name
+        assert "batch" not in markup(app), name
+    for name in ("timeline", "compare"):
+        app = opened(**{**link, "page": name})
+        assert errors(app) == [], name
+        assert not any("best.json" in code for code in codes(app)), name
+    assert [row["peak memory"] for row in table(app, "The two sides")] == ["unknown", "unknown"]

@@ -58,7 +58,7 @@ def test_an_op_is_found_by_name_and_the_timeline_goes_there() -> None:
 
 
 def test_one_zoom_moves_lanes_and_tracks_together() -> None:
-    app = page("timeline", window="20-60")
+    app = page("timeline", trace="googlenet-train-b8", window="20-60")
     [figure] = [json.loads(each.proto.spec) for each in app.get("plotly_chart")]
     ranges = [axis["range"] for name, axis in figure["layout"].items() if name.startswith("xaxis")]
     assert ranges == [[20, 60]] * 4

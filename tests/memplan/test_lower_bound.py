@@ -18,10 +18,9 @@ from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from gpusim.report.figures.memory_front import memory_front_figure
-from gpusim.report.figures.theme import us
 from gpusim.report.memory_table import memory_document
 from gpusim.trace.store import load_trace
-from gpusim.units import MIB
+from gpusim.units import MIB, NS_PER_MS
 from tests.support.helpers import Step, kernel, make_trace
 from tests.support.memory_steps import SIZE, chain_step, graph_of, storage_of, storages_of, with_bytes
 
@@ -186,7 +185,7 @@ def test_figure_and_document_have_the_bound(comparison: MemoryComparison) -> Non
         assert all(outcome.step_ns >= step - ROUNDING_NS for step in above)
     (line,) = [each for each in memory_front_figure(comparison).data if each.name == "lower bound on one stream"]
     assert list(line.x) == [peak / MIB for peak, _ in known]
-    assert list(line.y) == [us(step) for _, step in known]
+    assert list(line.y) == [step / NS_PER_MS for _, step in known]
 
 
 def test_front_of_the_comparison_says_the_bound(comparison: MemoryComparison) -> None:

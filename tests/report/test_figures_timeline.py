@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusim.analysis.limits import limits
+from gpusim.formats.trace import Counters, Kernel, Trace
 from gpusim.report.figures.compared import Compared, compared_figure
 from gpusim.report.figures.limits import limits_figure
 from gpusim.report.figures.theme import LIGHT
@@ -26,6 +27,18 @@ from tests.support.drawing import (
 from tests.support.helpers import HALF, Step, build_graph, kernel, make_hardware, make_trace, op, view, wide_trace
 
 # --- Timeline ---
+
+
+def counted_trace() -> Trace:
+    """Make a step whose kernels have counted DRAM traffic, and so all tracks."""
+    trace = wide_trace()
+    counters = Counters(dram_bytes=1_000_000, l2_bytes=0, instructions=0, tensor_instructions=0)
+
+    def counted(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        return tuple(msgspec.structs.replace(each, counters=counters) for each in kernels)
+
+    ops = tuple(msgspec.structs.replace(each, kernels=counted(each.kernels)) for each in trace.ops)
+    return msgspec.structs.replace(trace, ops=ops)
 
 
 def test_timeline_has_a_bar_for_each_kernel_in_its_lane() -> None:
@@ -97,7 +110,7 @@ def test_critical_path_runs_through_its_lanes_to_the_end() -> None:
 
 
 def test_counters_share_the_axis_of_the_lanes() -> None:
-    figure = drawn(wide_trace())
+    figure = drawn(counted_trace())
     counters = [each for each in figure.data if each.type == "scatter" and each.name != "critical path"]
     assert [each.name for each in counters] == ["SMs, %", "DRAM, GB/s", "memory, MiB"]
     assert all(0 <= value <= 100 for value in counters[0].y)
@@ -106,9 +119,15 @@ def test_counters_share_the_axis_of_the_lanes() -> None:
     assert len({axis.range for axis in axes}) == 1
 
 
+def test_a_track_of_which_nothing_is_known_is_left_out() -> None:
+    """Kernels without counters, whose tensors stay in the L2 cache, have no known DRAM traffic."""
+    names = [each.name for each in drawn(wide_trace()).data if each.type == "scatter"]
+    assert names == ["critical path", "SMs, %", "memory, MiB"]
+
+
 def test_measured_run_is_drawn_below_on_the_same_axis() -> None:
     measured = Run("measured replay", tuple(Slice(f"k{i}", i % 2, 900 * i, 800) for i in range(30)))
-    figure = drawn(wide_trace(), measured=measured)
+    figure = drawn(counted_trace(), measured=measured)
     simulated_bars, measured_bars = bars_of(figure)
     assert (simulated_bars.name, len(simulated_bars.x)) == ("forward", 14)
     assert (measured_bars.name, len(measured_bars.x)) == ("phase unknown", 30)
@@ -119,7 +138,7 @@ def test_measured_run_is_drawn_below_on_the_same_axis() -> None:
 
 
 def test_tracks_stand_between_the_simulated_lanes_and_the_measured_ones() -> None:
-    figure = drawn(wide_trace(), measured=Run("m", (Slice("k", 0, 0, 800),)))
+    figure = drawn(counted_trace(), measured=Run("m", (Slice("k", 0, 0, 800),)))
     rows = [figure.layout[f"yaxis{row}" if row > 1 else "yaxis"] for row in range(1, 6)]
     assert [row.title.text for row in rows] == ["simulated", "SMs,<br>%", "DRAM,<br>GB/s", "memory,<br>MiB", "measured"]
     assert [row.domain[0] for row in rows] == sorted((row.domain[0] for row in rows), reverse=True)
@@ -139,8 +158,8 @@ def test_a_lane_is_as_high_however_many_there_are(streams: int) -> None:
 def test_measured_lanes_are_folded_into_as_few_as_hold_them() -> None:
     """A CUDA graph's executor spreads kernels over many streams of its own: 24 here, of which 2 are busy at once."""
     spread = Run("m", tuple(Slice(f"k{i}", i % 24, 500 * i, 900) for i in range(48)))
-    assert len(drawn(wide_trace(), measured=spread).layout.yaxis5.ticktext) == 24
-    figure = drawn(wide_trace(), measured=spread, look=Look(fold=True))
+    assert len(drawn(counted_trace(), measured=spread).layout.yaxis5.ticktext) == 24
+    figure = drawn(counted_trace(), measured=spread, look=Look(fold=True))
     assert figure.layout.yaxis5.ticktext == ("at once 1", "at once 2")
     assert sum(len(bar.x) for bar in bars_of(figure)[1:]) == 48
 
@@ -187,7 +206,7 @@ def test_compared_runs_share_one_axis_and_each_ends_where_its_step_does() -> Non
 
 def test_only_simulated_bars_can_be_asked_why_they_did_not_start_sooner() -> None:
     """A click returns a simulated task, which a measured kernel is not."""
-    figure = drawn(wide_trace(), measured=Run("m", (Slice("k", 0, 0, 800),)))
+    figure = drawn(counted_trace(), measured=Run("m", (Slice("k", 0, 0, 800),)))
     simulated_bars, measured_bars = bars_of(figure)
     assert sorted(simulated_bars.customdata) == list(range(14))
     assert set(measured_bars.customdata) == {-1}

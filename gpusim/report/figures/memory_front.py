@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from gpusim.memplan.compare import LEAST_TIME, MemoryComparison, PolicyRow
-from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us, us_text
-from gpusim.units import MIB, format_bytes
+from gpusim.report.figures.theme import LIGHT, Theme, escape, heading, us_text
+from gpusim.units import MIB, NS_PER_MS, format_bytes
 
 #: Points nearer than these shares of the axes share a label.
 NEAR_X, NEAR_Y = 0.03, 0.03
@@ -16,14 +16,17 @@ NEAR_X, NEAR_Y = 0.03, 0.03
 NAMED, LEFT_FROM = 2, 0.6
 
 
-def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> go.Figure:
-    """Draw a labelled point per policy and budget, lines for the front and the lower bound, and the GPU's memory."""
+def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT, *, named: bool = True) -> go.Figure:
+    """Draw a point per policy and budget, lines for the front and the lower bound, and the GPU's memory.
+
+    `named`: policies' names are next to their points; else in the legend, for any width.
+    """
     figure = go.Figure()
     front = [row for row in comparison.front if row.outcome is not None]
     figure.add_trace(
         go.Scatter(
             x=[_peak_mib(row) for row in front],
-            y=[_step_us(row) for row in front],
+            y=[_step_ms(row) for row in front],
             mode="lines",
             line={"color": theme.muted, "width": 1.5, "shape": "hv"},
             name="front: no plan needs less memory and less time",
@@ -34,7 +37,7 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
     figure.add_trace(
         go.Scatter(
             x=[peak / MIB for peak, _ in bounds],
-            y=[us(step) for _, step in bounds],
+            y=[step / NS_PER_MS for _, step in bounds],
             mode="lines",
             line={"color": theme.muted, "width": 1.5, "dash": "dot"},
             name="lower bound on one stream",
@@ -53,7 +56,7 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
         figure.add_trace(
             go.Scatter(
                 x=[_peak_mib(row) for row in rows],
-                y=[_step_us(row) for row in rows],
+                y=[_step_ms(row) for row in rows],
                 mode="markers",
                 marker=marker,
                 name=escape(name),
@@ -61,7 +64,8 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
                 hoverinfo="text",
             )
         )
-    figure.add_trace(_labels([row for row in comparison.rows if row.outcome is not None], theme))
+    if named:
+        figure.add_trace(_labels([row for row in comparison.rows if row.outcome is not None], theme))
     peaks = [_peak_mib(row) for row in comparison.rows if row.outcome is not None]
     limits = {"GPU memory": comparison.capacity_bytes, "budget": comparison.budget_bytes or 0}
     for name, size in limits.items():
@@ -69,38 +73,38 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT) -> g
             figure.add_vline(x=size / MIB, line={"color": theme.loss, "dash": "dash"}, annotation_text=name)
     trace, hardware = comparison.graph.trace, comparison.graph.hardware
     figure.update_xaxes(title_text="peak of the memory allocated, MiB", rangemode="tozero")
-    figure.update_yaxes(title_text="predicted time of the step, us", rangemode="tozero")
+    figure.update_yaxes(title_text="predicted time of the step, ms", rangemode="tozero")
     figure.update_layout(
         template=theme.template,
         title=heading("Time against memory", f"{trace.name} on {hardware.label}, predicted", theme),
         height=620,
         hovermode="closest",
-        showlegend=False,
+        showlegend=not named,
     )
     return figure
 
 
 def _labels(rows: Sequence[PolicyRow], theme: Theme) -> go.Scatter:
     """Return the policies' names next to their points; overlapping points share a label."""
-    right, top = max(map(_peak_mib, rows), default=0.0), max(map(_step_us, rows), default=0.0)
+    right, top = max(map(_peak_mib, rows), default=0.0), max(map(_step_ms, rows), default=0.0)
     groups: list[list[PolicyRow]] = []
-    for row in sorted(rows, key=lambda row: (_step_us(row), _peak_mib(row))):
+    for row in sorted(rows, key=lambda row: (_step_ms(row), _peak_mib(row))):
         for group in groups:
             near = abs(_peak_mib(row) - _peak_mib(group[0])) <= NEAR_X * right
-            if near and abs(_step_us(row) - _step_us(group[0])) <= NEAR_Y * top:
+            if near and abs(_step_ms(row) - _step_ms(group[0])) <= NEAR_Y * top:
                 group.append(row)
                 break
         else:
             groups.append([row])
     places: list[str] = []
     for number, group in enumerate(groups):
-        level = number > 0 and _step_us(group[0]) - _step_us(groups[number - 1][0]) <= 2 * NEAR_Y * top
+        level = number > 0 and _step_ms(group[0]) - _step_ms(groups[number - 1][0]) <= 2 * NEAR_Y * top
         above = not (level and places[-1].startswith("top"))  # next to another label: alternate below and above
         side = "left" if _peak_mib(group[0]) > right * LEFT_FROM else "right"
         places.append(f"{'top' if above else 'bottom'} {side}")
     return go.Scatter(
         x=[max(map(_peak_mib, group)) for group in groups],
-        y=[max(map(_step_us, group)) for group in groups],
+        y=[max(map(_step_ms, group)) for group in groups],
         text=[escape(_names(group)) for group in groups],
         textposition=places,
         textfont={"size": 11, "color": theme.muted},
@@ -121,9 +125,9 @@ def _peak_mib(row: PolicyRow) -> float:
     return row.outcome.peak_bytes / MIB
 
 
-def _step_us(row: PolicyRow) -> float:
+def _step_ms(row: PolicyRow) -> float:
     assert row.outcome is not None
-    return us(row.outcome.step_ns)
+    return row.outcome.step_ns / NS_PER_MS
 
 
 def _text(row: PolicyRow) -> str:

@@ -95,8 +95,9 @@ def timeline_figure(
     if measured is not None:
         measured = with_phases(measured, run)
         rows.append(folded(measured) if look.fold else lanes(measured))
-    counters = len(run.counters)
-    heights = [lanes_height(rows[0]), *[COUNTER] * counters, *map(lanes_height, rows[1:])]
+    # A track that is zero throughout is one that nothing is known of: DRAM traffic without counters, or no tensors.
+    counters = [each for each in run.counters if any(value for _, value in each.samples)]
+    heights = [lanes_height(rows[0]), *[COUNTER] * len(counters), *map(lanes_height, rows[1:])]
     figure = stacked(heights)
     about = f"{counted(len(run.slices), 'task')} on {counted(len(rows[0]), 'stream')}, {us_text(timeline.makespan_ns)}"
     notes = [f"{trace.name} on {hardware.label}: {about}"]
@@ -109,7 +110,7 @@ def timeline_figure(
     add_path(figure, 1, critical_path(timeline, hardware), rows[0], window, theme)
     _mark(figure, 1, timeline, look.marked, window, theme)
     averaged = []
-    for row, counter in enumerate(run.counters, 2):
+    for row, counter in enumerate(counters, 2):
         points = samples(counter.samples, window)
         _add_counter(figure, row, counter.name, points, theme)
         if points.bin_ns is not None:
@@ -119,7 +120,7 @@ def timeline_figure(
     timed = "" if measured_ns is None else f"dotted: {us_text(measured_ns)}, timed without a profiler"
     ends = [(1, whole(run)[1], len(rows[0]))]
     if measured is not None:
-        below = 2 + counters
+        below = 2 + len(counters)
         seen = bars(measured, rows[1], window, limit)
         texts = [_bar_text(measured, bar, None) for bar in seen.bars]
         # Phases in the legend of the first run are not repeated.
