@@ -23,8 +23,9 @@ from gpusim.gpu.capture.rebuild import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.inductor import read as read_module
-from gpusim.gpu.inductor import seam
+from gpusim.gpu.inductor import kernels, seam
 from gpusim.gpu.inductor.kernels import functions_of
+from gpusim.gpu.inductor.own_step import own_step
 from gpusim.gpu.inductor.step import inductor_step
 from gpusim.gpu.replay.compare import errors
 from gpusim.gpu.replay.execute import InitialState, Runner
@@ -210,13 +211,61 @@ def test_compiling_a_second_time_is_answered_by_no_cache(monkeypatch: pytest.Mon
 
 def test_wrapper_and_settings_of_inductor_are_as_before_after_a_capture() -> None:
     from torch._inductor import config
-    from torch._inductor.codegen import common
+    from torch._inductor.codegen import common, triton
 
     found = on_cpu("own_loss", "infer")
     common.init_backend_registration()
-    before = common.device_codegens["cpu"], config.fx_graph_cache, config.allow_buffer_reuse
+    before = common.device_codegens["cpu"], config.fx_graph_cache, config.allow_buffer_reuse, triton.async_compile
     inductor_step(found.graph, found.recorded, False)
-    assert (common.device_codegens["cpu"], config.fx_graph_cache, config.allow_buffer_reuse) == before
+    after = common.device_codegens["cpu"], config.fx_graph_cache, config.allow_buffer_reuse, triton.async_compile
+    assert after == before
+
+
+# --- Kernels compiled while the step is lowered ---
+
+
+def test_the_text_that_is_compiled_early_is_the_text_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch finds a kernel again by its whole text; torch itself must not compile one under another name."""
+    from torch._inductor.codegen import triton
+
+    started: list[str] = []
+    ready: list[bool] = []
+
+    def start(text: str) -> None:
+        started.append(text)
+        ready.append(triton.async_compile.use_process_pool())
+
+    monkeypatch.setattr(seam, "start_kernel", start)
+    found = on_cpu("own_loss", "train")
+    step = own_step(found.graph, found.recorded, True, "given_layout")
+    assert sorted(set(started)) == sorted(source.text for source in step.sources)
+    assert ready
+    assert not any(ready)
+
+
+@pytest.mark.parametrize(
+    ("ready", "name", "started"), [(True, "triton", 1), (True, "cpp_pybinding", 0), (False, "triton", 0)]
+)
+def test_only_processes_that_are_ready_compile_early(
+    ready: bool, name: str, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is ready torch would compile in this one, and the step would wait for it."""
+    from torch._inductor import async_compile
+
+    calls: list[tuple[str, ...]] = []
+
+    class Compiler:
+        def use_process_pool(self) -> bool:
+            return ready
+
+        def triton(self, *given: str) -> None:
+            calls.append(given)
+
+        cpp_pybinding = triton
+
+    monkeypatch.setattr(async_compile, "AsyncCompile", Compiler)
+    kernels.start_kernel(f"async_compile.{name}('relu', '''text''')")
+    assert calls == [("relu", "text")] * started
 
 
 # --- Lines that do not match ---

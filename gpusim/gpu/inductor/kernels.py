@@ -23,6 +23,8 @@ from gpusim.gpu.inductor import versions
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
 
 
+#: Begin of the text of a kernel that torch's processes compile.
+_IN_PROCESSES: Final = "async_compile.triton("
 #: Extension of kernels' texts in torch's cache, and the form of its keys there.
 _TEXT: Final = "gpusim"
 _KEY: Final = re.compile(r"[a-z0-9]{20,100}")
@@ -51,6 +53,15 @@ def start_compiling(device: torch.device) -> None:
         AsyncCompile.use_process_pool()
 
 
+def start_kernel(text: str) -> None:
+    """Let torch's processes compile one kernel now, if they are ready; `Compiling` of the same text takes it over."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiler = AsyncCompile()
+    if _IN_PROCESSES in text and compiler.use_process_pool():
+        eval(compile(text, "<kernel>", "eval"), {"async_compile": compiler})
+
+
 def stop_compiling() -> None:
     """End torch's processes that compile, whatever they compile; later kernels get new ones.
 
@@ -77,7 +88,7 @@ class Compiling:
         self._names = {source.sha256: f"kernel_{number}" for number, source in enumerate(sources)}
         self._scope: dict[str, Any] = {}
         with _refusals():
-            if any("async_compile.triton(" in source.text for source in sources):
+            if any(_IN_PROCESSES in source.text for source in sources):
                 self._compiler.wait_pool_ready()  # otherwise it compiles them here, one by one
             for source in sources:
                 code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")

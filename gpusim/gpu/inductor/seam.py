@@ -16,6 +16,7 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.gpu.inductor import versions
 from gpusim.gpu.inductor.functional import FunctionalGraph
+from gpusim.gpu.inductor.kernels import start_kernel
 
 Result = TypeVar("Result")
 
@@ -63,8 +64,8 @@ def compile_graph(
 ) -> Result:
     """Compile a graph with Inductor and return the result of `read` on its lines, while Inductor's own graph exists.
 
-    Names of kernels end with `suffix`. Inductor stops there: kernels are compiled when they are run. Raises
-    `CaptureError` where Inductor refuses the graph or a line cannot be read.
+    Names of kernels end with `suffix`. Inductor stops there: torch's processes compile the kernels meanwhile, as far as
+    they are ready. Raises `CaptureError` where Inductor refuses the graph or a line cannot be read.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
@@ -86,6 +87,7 @@ def compile_graph(
         stack.enter_context(tracing(TracingContext(graph.fake_mode)))
         stack.enter_context(V.set_fake_mode(graph.fake_mode))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(versions.no_early_compiling())
         try:
             _recursive_joint_graph_passes(graph.module)
             static = tuple(range(len(graph.inputs)))
@@ -127,6 +129,8 @@ def _wrapper_class(finish: Callable[[Lines], NoReturn], suffix: str) -> Any:
         def writeline(self, line: Any) -> None:
             scheduler = getattr(V.graph, "scheduler", None)
             self.noted.lines.append(Line(line, getattr(scheduler, "current_node", None)))
+            if type(line).__name__ == "KernelDefinitionLine":
+                start_kernel(named_alike(line.kernel_name, line.kernel_body))
             super().writeline(line)
 
         def next_kernel_suffix(self) -> str:

@@ -74,6 +74,27 @@ def wrapper_of(device: str, wrapper: Any) -> Iterator[None]:
         common.device_codegens[device] = before
 
 
+@contextmanager
+def no_early_compiling() -> Iterator[None]:
+    """Keep torch from compiling each Triton kernel as soon as it is written: kernels of ours get another name first."""
+    from torch._inductor.codegen import triton
+
+    before = triton.async_compile
+    triton.async_compile = _Idle()
+    try:
+        yield
+    finally:
+        triton.async_compile = before
+
+
+class _Idle:
+    """Stand-in for torch's compiler of kernels, which `define_kernel` asks whether it is ready."""
+
+    def use_process_pool(self) -> bool:
+        """Say that no process is ready."""
+        return False
+
+
 def signature_of(line: Any) -> list[str] | None:
     """Return the names of a Triton kernel's arguments in the order of its call, or None where the line lacks them."""
     meta = line.triton_meta or {}
