@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -54,6 +54,8 @@ class Gain:
     """GPU time of the graph in ns, where the host launches it early enough."""
     launch_ns: int = 0
     """Host time of the graph's launch, in ns."""
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    """Stage of the optimization -> its time in s."""
     without: str = ""
     """Reason why requested kernels of Inductor were not tried."""
 

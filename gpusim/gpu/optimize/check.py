@@ -13,11 +13,10 @@ from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Candidate
 from gpusim.gpu.optimize.executors import Executor, restored
 from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Checked:
 class Checker:
     """Checker of schedules on one executor."""
 
-    def __init__(self, executor: Executor, say: Say) -> None:
+    def __init__(self, executor: Executor, say: Progress) -> None:
         self.executor, self.say = executor, say
 
     def verified(

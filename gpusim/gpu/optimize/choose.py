@@ -15,6 +15,7 @@ from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
 from gpusim.gpu.optimize.memory import within_limit
+from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.replay.fusion import NORMS
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
@@ -92,7 +93,7 @@ class Wanted:
 
 
 def candidates(
-    captured: Captured, trace: Trace, executor: Executor, wanted: Wanted, budget_s: float, say: Say
+    captured: Captured, trace: Trace, executor: Executor, wanted: Wanted, budget_s: float, say: Progress
 ) -> tuple[list[Candidate], Candidate]:
     """Return the tried schedules, fastest first, and the sequential one. `trace` has times.
 
@@ -103,18 +104,20 @@ def candidates(
     plan: MemoryPlan | None = None
     say("searching")
     try:
-        explored = explore(
-            graph,
-            streams=wanted.streams,
-            budget_s=budget_s,
-            seed=wanted.seed,
-            memory_limit_bytes=wanted.memory_limit_bytes,
-        )
-        schedules, plan = list(_schedules(explored)), explored.memory_plan
+        with say.stage("search"):
+            explored = explore(
+                graph,
+                streams=wanted.streams,
+                budget_s=budget_s,
+                seed=wanted.seed,
+                memory_limit_bytes=wanted.memory_limit_bytes,
+            )
+            schedules, plan = list(_schedules(explored)), explored.memory_plan
     except MemoryLimitError:  # a memory plan may keep it
         alone = Schedule.in_recorded_order(len(trace.ops))
         schedules = [alone.made("sequential", "gpusim.optimize", Evaluator(graph).makespan_ns(alone))]
-    return tried(captured, graph, executor, schedules, wanted.memory_limit_bytes, say, plan)
+    with say.stage("trial"):
+        return tried(captured, graph, executor, schedules, wanted.memory_limit_bytes, say, plan)
 
 
 def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:

@@ -25,11 +25,11 @@ from gpusim.gpu.optimize.captured import MIXED, Captured
 from gpusim.gpu.optimize.executors import restored
 from gpusim.gpu.optimize.fused import bound, fused
 from gpusim.gpu.optimize.kept_step import made_of
+from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.trace.check import check_trace
 from gpusim.trace.store import structure_hash
 
-Say = Callable[[str], None]
 #: Compile time of one Triton kernel on one core, in s.
 KERNEL_S: Final = 2.0
 #: Errors of Inductor's kernels, when they are made and when they are run.
@@ -39,7 +39,7 @@ CANNOT_RUN: Final = (GpusimError, torch.cuda.OutOfMemoryError)
 class Inductors:
     """The step as Inductor's kernels, compiled on first use, or the reason why they are left out."""
 
-    def __init__(self, step: UserStep, captured: Captured, wanted: bool, say: Say) -> None:
+    def __init__(self, step: UserStep, captured: Captured, wanted: bool, say: Progress) -> None:
         self._step, self._captured, self._wanted, self._say = step, captured, wanted, say
         self._made: dict[str, Captured] = {}
         self._noted = Noted()
@@ -75,7 +75,8 @@ class Inductors:
             raise CaptureError("its kernels were chosen region by region, which takes a search")
         if style not in self._made:
             self._say(f"compiling it with Inductor ({style})")
-            with put_back(self._step), restored(self._captured):  # Inductor draws random numbers to time products
+            with self._say.stage("lowering"), put_back(self._step), restored(self._captured):
+                # Inductor draws random numbers to time products.
                 self._made[style] = fused(self._step, self._captured, style, noted)
         return self._made[style]
 

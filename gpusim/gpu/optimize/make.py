@@ -30,6 +30,7 @@ from gpusim.gpu.optimize.kept_step import KeptStep, kept_step
 from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.mix import CHOICE_S, Profiled, best_mix
 from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.python_state import ModuleState
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
@@ -64,8 +65,8 @@ class StepMaker:
     """Maker of optimized steps: capture, search and verification, on one executor."""
 
     def __init__(self, executor: Executor, wanted: Wanted, say: Say) -> None:
-        self.executor, self.wanted, self.say = executor, wanted, say
-        self.checker = Checker(executor, say)
+        self.executor, self.wanted, self.say = executor, wanted, Progress(say)
+        self.checker = Checker(executor, self.say)
 
     def make(
         self,
@@ -82,10 +83,11 @@ class StepMaker:
         restored in any case.
         """
         begin = perf_counter()
+        self.say.begin()
         if self.wanted.inductor:
             start_compiling(self.executor.device)
         modules = [m for module in step.modules.values() for m in module.modules()]
-        with put_back(step, roots) as snapshot:
+        with self.say.stage("eager"), put_back(step, roots) as snapshot:
             self.say("timing the eager step")
             untouched = ModuleState(modules)
             try:
@@ -104,16 +106,17 @@ class StepMaker:
                 raise CaptureError(f"the step changes '{changed}', which a captured step would not")
         rates = LearningRates(step.optimizers, self.executor.device)
         self.say("recording its operators")
-        with put_back(step, roots):
+        with self.say.stage("recording"), put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs)
         other = Inductors(step, captured, self.wanted.inductor, self.say)
         facts = self._facts()
-        cached = cache.find(captured.trace, facts, lambda entry, file: other.again(entry, file).trace, self.say)
+        with self.say.stage("cache"):
+            cached = cache.find(captured.trace, facts, lambda entry, file: other.again(entry, file).trace, self.say)
         if cached is not None:
             entry, trace, schedule, plan = cached
             of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
             try:
-                with put_back(step), restored(captured):
+                with self.say.stage("cache"), put_back(step), restored(captured):
                     ready = self._prepared(of_kernels, trace, schedule, plan)
                 limit_bytes = self.wanted.memory_limit_bytes
                 if limit_bytes is not None and ready.peak_bytes > limit_bytes:
@@ -121,7 +124,8 @@ class StepMaker:
                 before = Candidate(
                     of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
                 )
-                verified = self.checker.verified(step, captured, rates, [before], kept)
+                with self.say.stage("check"):
+                    verified = self.checker.verified(step, captured, rates, [before], kept)
             except CANNOT_RUN as cause:
                 self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
             else:
@@ -138,8 +142,10 @@ class StepMaker:
             mixed = self._mixed(step, captured, rates, profiled, kept, lambda: end - perf_counter())
             profiled = _promising([*profiled, *mixed])
             tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
-            ranked = in_turns([each.ranked for each in tried], self.executor)
-            verified = self.checker.verified(step, captured, rates, ranked, kept)
+            with self.say.stage("trial"):
+                ranked = in_turns([each.ranked for each in tried], self.executor)
+            with self.say.stage("check"):
+                verified = self.checker.verified(step, captured, rates, ranked, kept)
         for each in (captured, *fronts, *(mine.captured for mine in mixed)):
             each.drop_copies()
         chosen = verified.candidate
@@ -204,10 +210,12 @@ class StepMaker:
         checked = False
         for front in fronts:
             try:
+                with self.say.stage("compiling"):
+                    _ = front.functions  # waits until they are compiled
                 if front is not captured and not checked:
                     self._check_alone(step, captured, rates, front, kept)
                     checked = True
-                with put_back(step), restored(captured):
+                with self.say.stage("profiling"), put_back(step), restored(captured):
                     trace = self.executor.measured(front, eager_ns, self.say)
                 timed.append(Profiled(front, trace, quick_ns(trace, self.executor, self.wanted)))
                 self.say(f"{front.label}: {format_ns(timed[-1].predicted_ns)} predicted before any search")
@@ -234,16 +242,17 @@ class StepMaker:
         kernels = [each for each in profiled if each.captured is not captured] if self.wanted.kernels else []
         begin, limit_s = perf_counter(), min(CHOICE_S[captured.options.mode], left_s() - VARIANTS_S)
         try:
-            mix = calls and best_mix(
-                calls[0],
-                kernels,
-                lambda trace: quick_ns(trace, self.executor, self.wanted),
-                lambda: begin + limit_s - perf_counter(),
-                self.say,
-            )
+            with self.say.stage("regions"):
+                mix = calls and best_mix(
+                    calls[0],
+                    kernels,
+                    lambda trace: quick_ns(trace, self.executor, self.wanted),
+                    lambda: begin + limit_s - perf_counter(),
+                    self.say,
+                )
             if not mix:
                 return []
-            with put_back(step), restored(captured):
+            with self.say.stage("regions"), put_back(step), restored(captured):
                 mixed = mix.made(step)
                 trace = self.executor.anchored(mixed.captured, mixed.trace)
             self._check_alone(step, captured, rates, mixed.captured, kept)
@@ -259,9 +268,10 @@ class StepMaker:
     ) -> None:
         """Compare a front with eager, its ops in sequence. Raises `ReplayError`."""
         alone = Schedule.in_recorded_order(len(front.trace.ops))
-        with put_back(step), restored(captured):
-            ready = self.executor.prepare(front, front.trace, alone)
-        self.checker.verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
+        with self.say.stage("check"):
+            with put_back(step), restored(captured):
+                ready = self.executor.prepare(front, front.trace, alone)
+            self.checker.verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
 
     def _tried(
         self,
@@ -296,7 +306,8 @@ class StepMaker:
     def _with_variants(self, front: Captured, trace: Trace) -> Trace:
         """Return the trace with other kernels of its calls, or as it is where they cannot be measured."""
         try:
-            return self.executor.with_variants(front, trace, self.say)
+            with self.say.stage("variants"):
+                return self.executor.with_variants(front, trace, self.say)
         except CANNOT_RUN as cause:
             self.say(f"left out other kernels of its calls: {(str(cause) or type(cause).__name__).splitlines()[0]}")
             return trace
@@ -342,9 +353,11 @@ class StepMaker:
             decided_by=decided_by,
             worst_error=verified.worst_error,
             frontend=chosen.captured.frontend,
+            stages_s=dict(self.say.seconds),
             **asdict(verified.costs),
             without=without,
         )
+        self.say(self.say.text)
         return verified.variant, gain
 
 
