@@ -24,6 +24,7 @@ from gpusim.gpu.optimize.cache import Entry
 from gpusim.gpu.optimize.captured import MIXED, Captured
 from gpusim.gpu.optimize.executors import restored
 from gpusim.gpu.optimize.fused import bound, fused
+from gpusim.gpu.optimize.garbage import no_collection
 from gpusim.gpu.optimize.kept_step import made_of
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
@@ -75,7 +76,7 @@ class Inductors:
             raise CaptureError("its kernels were chosen region by region, which takes a search")
         if style not in self._made:
             self._say(f"compiling it with Inductor ({style})")
-            with self._say.stage("lowering"), put_back(self._step), restored(self._captured):
+            with self._say.stage("lowering"), put_back(self._step), restored(self._captured), no_collection():
                 # Inductor draws random numbers to time products.
                 self._made[style] = fused(self._step, self._captured, style, noted)
         return self._made[style]
