@@ -97,6 +97,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     not measured, or if dropout makes every step differ."""
     optimize_s: float = 0.0
     """Duration of `gpusim.optimize`, in s, for rows of policy `optimize`."""
+    optimize_stages_s: dict[str, float] = {}
+    """Time of each stage of `optimize_s`, in s."""
     compiled_before: bool = False
     """True if Triton's cache held kernels when `gpusim.optimize` began, which then took less than a first start."""
 

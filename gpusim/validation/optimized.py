@@ -176,6 +176,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         baseline_peak_bytes=measured.peer_bytes,
         deviations=measured.deviations,
         optimize_s=measured.optimize_s,
+        optimize_stages_s=measured.stages_s,
         compiled_before=measured.compiled_before,
     )
 

@@ -22,8 +22,8 @@ from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
 from gpusim.gpu.capture.rebuild import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
-from gpusim.gpu.inductor import read as read_module
 from gpusim.gpu.inductor import kernels, seam
+from gpusim.gpu.inductor import read as read_module
 from gpusim.gpu.inductor.kernels import functions_of
 from gpusim.gpu.inductor.own_step import own_step
 from gpusim.gpu.inductor.step import inductor_step

@@ -60,6 +60,7 @@ def measured(*peers: Any, gpu: str = "NVIDIA H200") -> Measured:
         peer_bytes={"torch_compile_own_graph": 1000},
         deviations={"optimize": 1e-4, "torch_compile_own_graph": 1e-4},
         optimize_s=20.0,
+        stages_s={"lowering": 12.0},
         compiled_before=False,
         sequential_ns=800_000,
         predicted_ns=390_000,

@@ -68,6 +68,7 @@ class Measured:
     deviations: dict[str, float]
     """Deviation from the step in FP64, by contender; empty where dropout makes every step different."""
     optimize_s: float
+    stages_s: dict[str, float]
     compiled_before: bool
     """Whether Triton's cache had kernels at the start: `optimize_s` is then shorter than at a first start."""
     sequential_ns: int
@@ -146,6 +147,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
             peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
             deviations=dict(deviations),
             optimize_s=optimize_s,
+            stages_s={stage: round(taken_s, 3) for stage, taken_s in gain.stages_s.items()},
             compiled_before=compiled_before,
             sequential_ns=gain.sequential_ns,
             predicted_ns=gain.predicted_call_ns,

@@ -9,7 +9,17 @@ from typing import Final, Literal
 
 #: Stages of `optimize`: what takes so long that a user may ask why.
 Stage = Literal[
-    "eager", "recording", "cache", "lowering", "compiling", "profiling", "regions", "variants", "search", "trial", "check"
+    "eager",
+    "recording",
+    "cache",
+    "lowering",
+    "compiling",
+    "profiling",
+    "regions",
+    "variants",
+    "search",
+    "trial",
+    "check",
 ]
 #: Shortest stage that is worth a word, in s.
 NAMED_S: Final = 0.05
