@@ -23,7 +23,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.report.pages import with_section
-from gpusim.trace.store import bundled_traces, load_trace, read_trace
+from gpusim.trace.store import bundled_traces, load_trace, read_manifest, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "research" / "2026-11-23-policies.md"
@@ -72,9 +72,10 @@ def predict(trace: str) -> Row:
 
 
 def names() -> list[str]:
-    """Return the names of the bundled traces, then the others."""
+    """Return the names of the bundled traces of ATen's kernels, then the others."""
     others = {path.name.removesuffix(".json.gz") for path in files_in(TRACES, ".json.gz")} - set(bundled_traces())
-    return [*bundled_traces(), *sorted(others)]
+    bundled = [entry["name"] for entry in read_manifest() if entry["frontend"] == "aten"]
+    return [*bundled, *sorted(others)]
 
 
 def time_line(row: Row) -> str:

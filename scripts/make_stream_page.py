@@ -51,7 +51,7 @@ def eager(paths: Iterable[Path]) -> str:
     for path in paths:
         trace = read_trace(path)
         predicted_ns = predict_eager(OpGraph.build(trace, hardware))
-        if trace.ground_truth is None or predicted_ns is None:
+        if trace.ground_truth is None or predicted_ns is None or trace.model.frontend != "aten":
             continue
         measured_ns = trace.ground_truth.eager.median_ns
         host = sum(op.host_ns for op in trace.ops) / measured_ns

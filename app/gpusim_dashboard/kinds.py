@@ -70,8 +70,8 @@ OTHER: Final = Kind("Other steps", "Captured on a GPU and bundled.", (1, 2, 1, 2
 
 
 def samples() -> dict[str, list[dict[str, Any]]]:
-    """The bundled steps by kind, in the order of `KINDS`; in each kind training, the usual dtype and small steps
-    first.
+    """The bundled steps by kind, in the order of `KINDS`; in each kind ATen's kernels, the usual dtype, training and
+    small steps first.
     """
     entries_of: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for entry in dashboard.manifest():
@@ -80,14 +80,16 @@ def samples() -> dict[str, list[dict[str, Any]]]:
 
 
 def _order(entry: dict[str, Any]) -> tuple[Any, ...]:
-    return entry["dtype"] != "tf32", entry["mode"] != "train", entry["batch"], entry["kernels"], entry["name"]
+    unusual = entry["frontend"] != "aten", entry["dtype"] != "tf32", entry["mode"] != "train"
+    return *unusual, entry["batch"], entry["kernels"], entry["name"]
 
 
 def label(entry: dict[str, Any]) -> str:
     """A sample in a few words."""
     mode = "training" if entry["mode"] == "train" else "inference"
     dtype = "" if entry["dtype"] == "tf32" else f", {entry['dtype']}"
-    return f"{entry['network']}, {mode}, batch {entry['batch']}{dtype}"
+    whose = "" if entry["frontend"] == "aten" else ", Inductor's kernels"
+    return f"{entry['network']}, {mode}, batch {entry['batch']}{dtype}{whose}"
 
 
 def picture(kind: Kind) -> str:

@@ -20,7 +20,7 @@ from tests.support.helpers import make_trace, op
 from tests.trace.test_overlap import concat_trace
 
 ROOT = Path(__file__).parents[2]
-TRACE = ROOT / "tests" / "data" / "googlenet-infer-b1-inductor.json.gz"
+TRACE = ROOT / "traces" / "googlenet-infer-b1-inductor.json.gz"
 #: Imports of torch fail in the child.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from gpusim.cli import main; main()"
 
