@@ -23,8 +23,8 @@ SWITCH_S = 0.001
 COLLECT = (50_000, 20, 100)
 
 
-def prepare() -> None:
-    """Fill the caches that all sessions share."""
+def prepare(ended: threading.Event) -> None:
+    """Fill the caches that all sessions share, until the server has ended."""
     wait_for_server()
     from gpusim_dashboard import ready
 
@@ -34,7 +34,7 @@ def prepare() -> None:
     try:
         ready.other_pages()
     except RuntimeError:
-        if threading.main_thread().is_alive():
+        if not ended.is_set():
             raise
         # Ctrl-C has ended the server: Python starts no threads any more.
 
@@ -85,6 +85,10 @@ if __name__ == "__main__":
     # A thread that serves pages must not wait long for one that computes (5 ms by default).
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*COLLECT)
-    threading.Thread(target=prepare, name="prepare", daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=prepare, args=(ended,), name="prepare", daemon=True).start()
     sys.argv = ["streamlit", "run", str(Path(__file__).with_name("Home.py")), *sys.argv[1:]]
-    sys.exit(main(prog_name="streamlit"))
+    try:
+        sys.exit(main(prog_name="streamlit"))
+    finally:
+        ended.set()
