@@ -1,10 +1,11 @@
 """Response times of the dashboard: the first answer, a what-if, and the answers to 20 concurrent sessions.
 
-    python benchmarks/dashboard.py [--rounds 5] [--sessions 20] [--machine "2 cores of a server, otherwise idle"]
+    python benchmarks/dashboard.py [PART...] [--rounds 5] [--sessions 20] [--machine "2 cores, otherwise idle"]
 
-Writes the tables between the marks in research/2026-11-23-dashboard.md, and prints them; exits with 1 where a target is
-missed. All but one is measured in a real browser, which runs on the same machine. Needs the extra `app`, playwright and
-Chromium, as the browser tests do. Takes about five minutes.
+Measures the parts, or all (`PARTS`), keeps each in build/dashboard, and prints what is known. Once no part is missing,
+it writes the tables between the marks in research/2026-11-23-dashboard.md. Exits with 1 where a target is missed. All
+but one part run in a real browser on the same machine. Needs the extra `app`, playwright and Chromium, as the browser
+tests do. Each part takes about a minute.
 
 *Sessions*, served: time until the server has sent the answer to each of the sessions that open a link at the same
 moment, over Streamlit's own protocol, while four others search: the wait of users whose own machines draw the pages.
@@ -21,13 +22,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import json
 import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,17 @@ SENT = {
 }
 #: Targets, in seconds and bytes.
 MOST_OVER_BARE_S, MOST_WHAT_IF_S, MOST_ANSWER_S, MOST_BYTES = 0.8, 0.2, 5.0, 2e9
+#: Parts, with their names in the table.
+PARTS = {
+    "start": "from the start",
+    "tab": "new tab",
+    "what-if": "a slider",
+    "served": "{count} sessions, served",
+    "drawn": "{count} sessions, drawn",
+    "bare": "{count} sessions, bare pages",
+}
+#: Folder of what was measured so far, and of the dashboard's own data.
+KEPT = ROOT / "build" / "dashboard"
 WAIT_MS = 300_000
 PRESSES, UNCHANGED_MS = 12, 3_000
 SEARCHING = 4
@@ -242,24 +254,36 @@ async def served(address: str, count: int) -> dict[str, list[float]]:
     return seconds
 
 
-def sessions(
-    browser: Browser, address: str, count: int, pid: int
-) -> tuple[dict[str, list[float]], dict[str, list[float]], int]:
-    """Return the seconds to each answer by page, served and drawn, for concurrent sessions, and the server's memory."""
-    import gpusim
-
-    tabs = [new_tab(browser) for _ in range(count)]
-    for tab, trace in zip(tabs, cycle(gpusim.list_traces()), strict=False):
-        tab.goto(f"{address}{link('verdict', trace)}")
-        tab.locator(ANSWER).wait_for()
-    for tab in tabs[:SEARCHING]:
+@contextmanager
+def searching(browser: Browser, address: str) -> Iterator[None]:
+    """Tabs of other users whose searches run meanwhile."""
+    tabs = [new_tab(browser) for _ in range(SEARCHING)]
+    for tab in tabs:
         tab.goto(f"{address}{link('search')}&seconds=300")
         tab.get_by_test_id("stMain").get_by_role("button", name="Start", exact=True).click()
         tab.locator("[data-testid=stProgress]").wait_for()
-    with ThreadPoolExecutor(1) as other:  # playwright's own loop runs in this thread
+    yield
+    for tab in tabs:
+        tab.context.close()
+
+
+def served_sessions(browser: Browser, address: str, count: int, pid: int) -> tuple[dict[str, list[float]], int]:
+    """Return the seconds to each answer of concurrent sessions, by page, as served, and the server's memory."""
+    with searching(browser, address), ThreadPoolExecutor(1) as other:  # playwright's own loop runs in this thread
         answers = other.submit(asyncio.run, served(address, count)).result()
-    times_s = drawn(tabs, {name: (PAGES[name].label, PAGES[name].question, ANSWERED[name]) for name in ANSWERED})
-    return answers, times_s, peak_bytes(pid)
+        return answers, peak_bytes(pid)
+
+
+def drawn_sessions(browser: Browser, address: str, count: int) -> dict[str, list[float]]:
+    """Return the seconds to each answer of concurrent sessions, by page, as drawn by one browser."""
+    import gpusim
+
+    with searching(browser, address):
+        tabs = [new_tab(browser) for _ in range(count)]
+        for tab, trace in zip(tabs, cycle(gpusim.list_traces()), strict=False):
+            tab.goto(f"{address}{link('verdict', trace)}")
+            tab.locator(ANSWER).wait_for()
+        return drawn(tabs, {name: (PAGES[name].label, PAGES[name].question, ANSWERED[name]) for name in ANSWERED})
 
 
 def drawn(tabs: list[Page], pages: dict[str, tuple[str, str, str]]) -> dict[str, list[float]]:
@@ -297,90 +321,114 @@ def seconds(values: list[float]) -> str:
     return f"{min(values):.2f} | {statistics.median(values):.2f} | {max(values):.2f}"
 
 
+def targets_of(measured: dict[str, Any], count: int) -> Iterator[tuple[str, float, float]]:
+    """Yield name, value and limit of each target whose parts were measured."""
+    if "start" in measured:
+        over = statistics.median(measured["start"]["verdict"]) - statistics.median(measured["start"]["bare"])
+        yield "verdict over a bare page, from the start (s)", over, MOST_OVER_BARE_S
+    if "tab" in measured:
+        over = statistics.median(measured["tab"]["verdict"]) - statistics.median(measured["tab"]["bare"])
+        yield "verdict over a bare page, new tab (s)", over, MOST_OVER_BARE_S
+    if "what-if" in measured:
+        yield "what-if, median (s)", statistics.median(measured["what-if"]["what-if"]), MOST_WHAT_IF_S
+    if "served" in measured:
+        slowest = max(max(measured["served"][name]) for name in ANSWERED)
+        yield f"slowest answer of {count} sessions at once, served (s)", slowest, MOST_ANSWER_S
+        yield "the server's most memory, with four searches (GB)", measured["served"]["bytes"] / 1e9, MOST_BYTES / 1e9
+
+
 def report(measured: dict[str, Any], options: argparse.Namespace, browser: str) -> tuple[str, bool]:
     """Return the part of the page, and whether every target is met."""
-    over = statistics.median(measured["verdict"]) - statistics.median(measured["bare"])
-    over_tab = statistics.median(measured["verdict, new tab"]) - statistics.median(measured["bare, new tab"])
-    slowest = max(max(values) for values in measured["served"].values())
-    what_if_s = statistics.median(measured["what-if"])
-    targets = (
-        ("verdict over a bare page, from the start (s)", over, MOST_OVER_BARE_S),
-        ("verdict over a bare page, new tab (s)", over_tab, MOST_OVER_BARE_S),
-        ("what-if, median (s)", what_if_s, MOST_WHAT_IF_S),
-        (f"slowest answer of {options.sessions} sessions at once, served (s)", slowest, MOST_ANSWER_S),
-        ("the server's most memory, with four searches (GB)", measured["bytes"] / 1e9, MOST_BYTES / 1e9),
-    )
-    rows = [(name, measured[name]) for name in ("bare", "verdict", "bare, new tab", "verdict, new tab", "what-if")]
-    for way in ("served", "drawn", "bare pages"):
-        rows += [(f"{options.sessions} sessions, {way}: {name}", values) for name, values in measured[way].items()]
-    software = ", ".join(f"{name} {version(name)}" for name in ("streamlit", "plotly", "numpy", "numba"))
-    checked = [
-        f"| {name} | {value:.2f} | {most:.1f} | {'yes' if value <= most else 'no'} |" for name, value, most in targets
+    targets = list(targets_of(measured, options.sessions))
+    rows = [
+        (f"{PARTS[part]}: {name}".format(count=options.sessions), load_of, values)
+        for part in PARTS
+        if part in measured
+        for load_of in [measured[part]["load"]]
+        for name, values in measured[part].items()
+        if name not in ("load", "bytes")
     ]
+    software = ", ".join(f"{name} {version(name)}" for name in ("streamlit", "plotly", "numpy", "numba"))
     lines = [
-        f"{datetime.date.today()}, {options.machine}; load in the minute before {options.load:.1f}. "
+        f"{datetime.date.today()}, {options.machine}. "
         f"Python {platform.python_version()}, {software}, Chromium {browser}.",
         "",
         "| what | measured | target | met |",
         "|---|--:|--:|---|",
-        *checked,
+        *(
+            f"| {name} | {value:.2f} | {most:.1f} | {'yes' if value <= most else 'no'} |"
+            for name, value, most in targets
+        ),
         "",
-        "| time to the answer, s | best | median | slowest |",
-        "|---|--:|--:|--:|",
-        *(f"| {name} | {seconds(values)} |" for name, values in rows),
+        "| time to the answer, s | load before | best | median | slowest |",
+        "|---|--:|--:|--:|--:|",
+        *(f"| {name} | {load:.1f} | {seconds(values)} |" for name, load, values in rows),
     ]
     return "\n".join(lines), all(value <= most for _, value, most in targets)
 
 
+def measure(part: str, browser: Browser, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one part."""
+    app = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", "PORT"]
+    kept = {"XDG_CACHE_HOME": str(folder / "cache")}
+    quiet = ["--server.headless=true", "--server.address=127.0.0.1", "--server.fileWatcherType=none"]
+    streamlit = [sys.executable, "-m", "streamlit", "run", "--server.port=PORT", "--browser.gatherUsageStats=false"]
+    script = folder / "bare.py"
+    script.write_text(BARE_PAGES if part == "bare" else BARE)
+    bare = [*streamlit, *quiet, str(script)]
+    if part == "bare":
+        with started(bare, {}) as (plain, _):
+            wait_for(plain)
+            return bare_sessions(browser, plain, options.sessions)
+    with started(app, kept) as (address, pid):  # explores the samples, and keeps what it measured
+        wait_for(address)
+        answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER)
+        time.sleep(4 * IDLE_S)
+        wait_until_idle(pid)
+        if part == "what-if":
+            return {"what-if": what_if(browser, address)}
+        if part == "served":
+            answers, most = served_sessions(browser, address, options.sessions, pid)
+            return {**answers, "bytes": most}
+        if part == "drawn":
+            return drawn_sessions(browser, address, options.sessions)
+        times: dict[str, list[float]] = {"bare": [], "verdict": []}
+        if part == "tab":
+            with started(bare, {}) as (plain, _):
+                wait_for(plain)
+                for _ in range(options.rounds):
+                    times["bare"].append(answer_in_new_tab(browser, plain, BARE_ANSWER))
+                    times["verdict"].append(answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER))
+            return times
+    for _ in range(options.rounds):
+        times["bare"].append(first_answer(browser, bare, {}, "/", BARE_ANSWER))
+        times["verdict"].append(first_answer(browser, app, kept, link("verdict"), ANSWER))
+    return times
+
+
 def main() -> None:
-    """Measure, print, and write the page."""
+    """Measure the parts asked for, print all that are known, and write the page once none is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="these alone (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sessions", type=int, default=20)
     cores = f"{platform.machine()}, {os.cpu_count()} cores"
     parser.add_argument("--machine", default=cores, help="in words, such as what else ran on it")
     options = parser.parse_args()
-    options.load = os.getloadavg()[0]
-    app = [sys.executable, "-m", "gpusim.cli", "app", "--headless", "--port", "PORT"]
-    measured: dict[str, Any] = {name: [] for name in ("bare", "verdict", "bare, new tab", "verdict, new tab")}
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        (Path(folder) / "bare.py").write_text(BARE)
-        quiet = [
-            "--server.headless=true",
-            "--server.address=127.0.0.1",
-            "--browser.gatherUsageStats=false",
-            "--server.fileWatcherType=none",
-        ]
-        (Path(folder) / "bare_pages.py").write_text(BARE_PAGES)
-        streamlit = [sys.executable, "-m", "streamlit", "run", "--server.port=PORT", *quiet]
-        bare, bare_pages = ([*streamlit, f"{folder}/{name}.py"] for name in ("bare", "bare_pages"))
+    KEPT.mkdir(parents=True, exist_ok=True)
+    state = KEPT / "measured.json"
+    measured: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        kept = {"XDG_CACHE_HOME": f"{folder}/cache"}
-        with started(app, kept) as (address, pid):  # explores the samples, and keeps what it measured
-            wait_for(address)
-            answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER)
-            time.sleep(2 * IDLE_S)
-            wait_until_idle(pid)
-        for _ in range(options.rounds):
-            measured["bare"].append(first_answer(browser, bare, {}, "/", BARE_ANSWER))
-            measured["verdict"].append(first_answer(browser, app, kept, link("verdict"), ANSWER))
-        with started(bare, {}) as (plain, _), started(app, kept) as (address, pid):
-            wait_for(plain)
-            wait_for(address)
-            answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER)
-            time.sleep(4 * IDLE_S)
-            wait_until_idle(pid)
-            for _ in range(options.rounds):
-                measured["bare, new tab"].append(answer_in_new_tab(browser, plain, BARE_ANSWER))
-                measured["verdict, new tab"].append(answer_in_new_tab(browser, f"{address}{link('verdict')}", ANSWER))
-            measured["what-if"] = what_if(browser, address)
-            measured["served"], measured["drawn"], measured["bytes"] = sessions(browser, address, options.sessions, pid)
-        with started(bare_pages, {}) as (plain, _):
-            wait_for(plain)
-            measured["bare pages"] = bare_sessions(browser, plain, options.sessions)
+        for part in options.parts or PARTS:
+            load = os.getloadavg()[0]
+            measured[part] = {**measure(part, browser, KEPT, options), "load": load}
+            state.write_text(json.dumps(measured))
+            print(f"{part}: measured", file=sys.stderr)
         text, met = report(measured, options, browser.version)
         browser.close()
-    fill(PAGE, "measured", text)
+    if set(PARTS) <= set(measured):
+        fill(PAGE, "measured", text)
     print(text)
     sys.exit(0 if met else 1)
 
