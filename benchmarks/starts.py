@@ -30,6 +30,7 @@ from gpusim.gpu.optimize.peers import tensors_of, user_step
 BUDGET_S = 9.0
 #: Caches of a start, each a variable for its folder: gpusim's, Inductor's and Triton's.
 CACHES = (cache.VARIABLE, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+WAYS = ("optimize", "compile")
 #: Most that `optimize` may take from the cache beyond a warm `torch.compile`, in s.
 AIM_S = 10.0
 
@@ -72,7 +73,7 @@ def main() -> None:
         "--ways", nargs="+", choices=("optimize", "compile"), default=["optimize"] * 2 + ["compile"] * 2
     )
     parser.add_argument("--folder", help="folder of the caches, kept from command to command")
-    parser.add_argument("--here", choices=("optimize", "compile"), help=argparse.SUPPRESS)
+    parser.add_argument("--here", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
         device = require_gpu()
