@@ -23,6 +23,7 @@ import gpusim
 from gpusim.api.dashboard import Concurrency
 from gpusim.defaults import QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import GpusimError, TraceError
+from gpusim.io.decoding import decode_json
 from gpusim.io.files import Document, decode_document, encode_json, write_bytes
 from gpusim.report.breakdown import Breakdown
 from gpusim.report.summary import Summary, summarize
@@ -130,20 +131,26 @@ def save(
 
 def restore(kept: Kept, step: gpusim.Step) -> gpusim.Explored | None:
     """Return the stored exploration; None if the file is not valid for the step."""
-    graph, explored = step.graph, gpusim.Explored
-    hints = get_type_hints(explored)
-    types = {name: hints[name] for name in explored.__dataclass_fields__ if name not in (*ASKED, "best")}
-    kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
+    graph = step.graph
+    names, kind = _stored()
     try:
-        decoded: Any = msgspec.json.decode(kept.explored, type=kind)
+        decoded: Any = decode_json(kept.explored, kind)
         ops = set(range(len(graph)))
         if any(set(row.schedule.order) != ops or len(row.schedule.streams) != len(ops) for row in decoded.rows):
             return None
         best = decoded.rows[decoded.best_row]
     except (msgspec.MsgspecError, IndexError):
         return None
-    fields = {name: getattr(decoded, name) for name in types}
-    return explored(graph=graph, best=best, **fields)
+    return gpusim.Explored(graph=graph, best=best, **{name: getattr(decoded, name) for name in names})
+
+
+@functools.cache
+def _stored() -> tuple[list[str], type[msgspec.Struct]]:
+    """Return the fields of an exploration that are stored, and their type."""
+    hints = get_type_hints(gpusim.Explored)
+    types = {name: hints[name] for name in gpusim.Explored.__dataclass_fields__ if name not in (*ASKED, "best")}
+    kind = msgspec.defstruct("KeptExplored", [*types.items(), ("best_row", int)], forbid_unknown_fields=True)
+    return list(types), kind
 
 
 @cached

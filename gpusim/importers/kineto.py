@@ -32,6 +32,7 @@ from gpusim.importers.model import (
     whole,
 )
 from gpusim.importers.stream_json import EventFile
+from gpusim.io.decoding import convert
 from gpusim.io.file_limits import MAX_PARTS, MAX_STEP_NS
 from gpusim.units import NS_PER_US
 
@@ -301,7 +302,7 @@ def _facts(profile: Profile, rest: dict[str, Any]) -> None:
     if isinstance(other, dict) and other.get("producer") == "gpusim":
         profile.writer = "gpusim"
         with suppress(msgspec.ValidationError):
-            profile.ground_truth = msgspec.convert(other.get(GROUND_TRUTH), GroundTruth | None)
+            profile.ground_truth = convert(other.get(GROUND_TRUTH), GroundTruth | None)
     else:
         for activity in profile.activities:
             activity.alone_ns = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from gpusim.importers.model import ImportFileError
 from gpusim.io import file_limits
+from gpusim.io.decoding import decoder_of
 from gpusim.io.known_formats import AGAIN, UTF16_STARTS
 from gpusim.units import MIB, format_bytes
 
@@ -128,7 +129,7 @@ class EventFile:
         self.mended = False
         """Whether parts were invalid JSON and read leniently: `nan`, `inf`, control characters, other encodings."""
         # Exact mode keeps decimal numbers as text: times in us since 1970 have more digits than a double.
-        self._decoder = msgspec.json.Decoder(list[kind], float_hook=str if exact else None)  # type: ignore[valid-type]
+        self._decoder = decoder_of(list[kind], numbers_as_text=exact)  # type: ignore[valid-type]
 
     def events(self) -> Iterator[list[Any]]:
         """Yield events in the file's order, some thousand at a time. Raises `ImportFileError`."""
@@ -217,7 +218,8 @@ class EventFile:
     def _guessed(self, text: bytes) -> list[Any] | None:
         """Decode the events of a text; None where it does not end at the end of an event."""
         try:
-            return self._decoder.decode(b"[" + text + b"]")
+            events: list[Any] = self._decoder.decode(b"[" + text + b"]")
+            return events
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 

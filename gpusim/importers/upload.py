@@ -12,6 +12,7 @@ from gpusim.formats.trace import Op, Storage, Tensor, Trace
 from gpusim.importers.build import import_contents
 from gpusim.importers.read import read_data
 from gpusim.importers.recognise import is_foreign_data
+from gpusim.io.decoding import decode_json
 from gpusim.io.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
 from gpusim.io.files import Document, encode_json
 from gpusim.io.sandbox import read_apart
@@ -35,7 +36,7 @@ def parse_upload(data: bytes, name: str) -> Trace:
         read_apart(f"{__name__}:{upload_pieces.__name__}", data, name, TraceError, max_bytes=MAX_UPLOAD_DOCUMENT_BYTES)
     ) as pieces:
         for piece in pieces:
-            part = msgspec.json.decode(piece, type=_Piece)
+            part: _Piece = decode_json(piece, _Piece)
             storages += part.storages
             tensors += part.tensors
             ops += part.ops

@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from gpusim.errors import FileError, OutputError
 from gpusim.io import file_limits
+from gpusim.io.decoding import convert, decode_json
 from gpusim.io.decompression import decompress
 from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.io.known_formats import AGAIN, known_format, unknown_format
@@ -81,7 +82,8 @@ def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> Docu
         place = _nul_place(document)
         if place is not None:
             raise error(str(path), "a text holds the character NUL, which no name can have", place=place)
-        return msgspec.convert(document, kind)
+        converted: DocumentT = convert(document, kind)
+        return converted
     except RecursionError as cause:
         raise error(str(path), "is nested too deeply") from cause
     except msgspec.ValidationError as cause:
@@ -119,7 +121,8 @@ def _read(path: Path, error: type[FileError], max_bytes: int) -> bytes:
 def document_schema(path: Path, error: type[FileError]) -> str:
     """Return the `schema` field of a JSON document, or an empty text. Raises `error` if the file is not JSON."""
     try:
-        return msgspec.json.decode(read_bytes(path, error), type=_SchemaOnly).schema
+        found: _SchemaOnly = decode_json(read_bytes(path, error), _SchemaOnly)
+        return found.schema
     except msgspec.ValidationError:
         return ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
@@ -131,7 +134,7 @@ def decode_document(
 ) -> DocumentT:
     """Decode JSON bytes as `kind`; see `read_document`."""
     try:
-        document = msgspec.json.decode(data, type=kind)
+        document: DocumentT = decode_json(data, kind)
     except msgspec.ValidationError as cause:
         _check_schema(data, schema, name, error, older)  # a file of another kind has more than one problem
         problem, place = _explain(str(cause), data)
@@ -148,7 +151,7 @@ def decode_document(
 def _check_schema(data: bytes, schema: str, name: str, error: type[FileError], older: Collection[str]) -> None:
     """Raise `error`, with the recognised format, if a JSON text is no document of this schema."""
     try:
-        actual = msgspec.json.decode(data, type=_SchemaOnly).schema
+        actual = decode_json(data, _SchemaOnly).schema
     except msgspec.ValidationError as cause:
         unknown = f"is not a {schema} document: no text field 'schema' at its top level; {unknown_format(schema)}"
         raise error(name, known_format(data, name, schema) or unknown) from cause

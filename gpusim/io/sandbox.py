@@ -23,6 +23,7 @@ from typing import IO, Final
 import msgspec
 
 from gpusim.errors import FileError
+from gpusim.io.decoding import decode_json
 from gpusim.io.file_limits import MAX_APART_BYTES, MAX_APART_S
 from gpusim.units import GIB
 
@@ -83,7 +84,7 @@ def read_apart(
             if kind == _END:
                 return
             if kind == _ERROR:
-                refusal = msgspec.json.decode(piece, type=_Problem)
+                refusal = decode_json(piece, _Problem)
                 raise error(name, refusal.problem, place=refusal.place)
             if kind == _MEMORY:
                 raise error(name, _OVER_MEMORY)
@@ -114,7 +115,7 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_APART_S, MAX_APART_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "wb")
-    question = msgspec.json.decode(_receive(sys.stdin.buffer)[1], type=_Question)
+    question = decode_json(_receive(sys.stdin.buffer)[1], _Question)
     data = _receive(sys.stdin.buffer)[1]
     module, _, name = question.function.partition(":")
     try:

@@ -20,6 +20,7 @@ from gpusim.errors import GpusimError, MeasurementError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.measurement import SCHEMA, Measurement
 from gpusim.formats.trace import Trace
+from gpusim.io.decoding import decode_json
 from gpusim.io.decompression import decompress
 from gpusim.io.file_limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_DOCUMENT_BYTES, PARTS_AT_A_TIME
 from gpusim.io.files import decode_document, encode_json, read_file
@@ -108,7 +109,7 @@ def parse_measured_upload(data: bytes, name: str, trace: Trace) -> Measured:
     file = _decoded(first, name)
     for piece in others:
         assert file.traceEvents is not None
-        file.traceEvents += msgspec.json.decode(piece, type=list[_Event])
+        file.traceEvents += decode_json(piece, list[_Event])
     return _from_file(file, first, name, trace)
 
 
@@ -143,7 +144,8 @@ def _check_size(data: bytes, name: str) -> None:
 
 def _decoded(text: bytes, name: str) -> _File:
     try:
-        return msgspec.json.decode(text, type=_File)
+        file: _File = decode_json(text, _File)
+        return file
     except msgspec.ValidationError:
         return _File()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
