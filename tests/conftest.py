@@ -23,6 +23,10 @@ settings.load_profile("ci")
 # not try which of these there are (8 s).
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
+# Compiled engines with the passes that a first start uses (`gpusim.engine.compiled.warm`): a third less time to compile
+# the ten forms of the event loop. Processes that tests start inherit it.
+os.environ.setdefault("NUMBA_OPT", "1")
+
 # One thread for each process: tests run side by side, and OpenMP's threads spin while they wait for each other. Beside
 # a busy process, an example with tiny operators takes 56 s of CPU time with two threads, and 5 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
