@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LOOK_S, GONE_S = 0.25, 0.6
 #: Time for a stopped search to store its best schedule.
 PATIENCE_S = 0.5
+#: Longest time that a page with its answer waits for the answers of others.
+ANSWERS_S = 2.0
 #: Time without a running script after which background work may begin.
 QUIET_S = 2.0
 
@@ -42,6 +44,8 @@ class Watch:
         """Thread -> session."""
         self._asked_s = time.monotonic()
         """When a script last ran."""
+        self._answered: set[int] = set()
+        """Threads of scripts whose page shows its answer."""
         self._searches: dict[Exploration, str] = {}
         self._gone_since: dict[str, float] = {}
         threading.Thread(target=self._run, name="session lifetime", daemon=True).start()
@@ -58,7 +62,21 @@ class Watch:
             yield
         finally:
             self._scripts.pop(thread, None)
+            self._answered.discard(thread)
             self._asked_s = time.monotonic()
+
+    def let_others_answer(self) -> None:
+        """Wait, for a while at most, until every page that is computed shows its answer.
+
+        This thread's page does. Python runs one thread at a time: what follows an answer would delay others' answers.
+        """
+        thread = threading.get_ident()
+        if thread not in self._scripts:
+            return
+        self._answered.add(thread)
+        until_s = time.monotonic() + ANSWERS_S
+        while set(self._scripts) - self._answered and time.monotonic() < until_s:
+            time.sleep(ANSWERS_S / 100)
 
     def wait_for_quiet(self) -> None:
         """Wait until no page has computed anything for `QUIET_S`."""
@@ -80,6 +98,7 @@ class Watch:
         alive = {thread.ident for thread in threading.enumerate()}
         for ident in [ident for ident in list(self._scripts) if ident not in alive]:
             self._scripts.pop(ident, None)
+            self._answered.discard(ident)
         scripts, searches = dict(self._scripts), dict(self._searches)
         sessions = {*scripts.values(), *searches.values()}
         self._gone_since = {

@@ -78,8 +78,12 @@ RIGHT = 60
 
 
 def send() -> None:
-    """Let the server send what was drawn, so that a browser shows it before the rest, which takes longer."""
+    """Let the server send what was drawn, the page's answer, before the rest, which takes longer.
+
+    Others' answers come before this page's rest, too.
+    """
     time.sleep(SENDING_S)
+    lifetime.watch().let_others_answer()
 
 
 def plain(text: str) -> str:

@@ -88,7 +88,13 @@ def home_hardware(trace: Trace) -> str:
 
 def batches(trace: Trace) -> dict[int, str]:
     """Return the names, by batch, of the bundled traces that differ from a trace only in the batch."""
-    near = [entry["name"] for entry in read_manifest() if entry["network"] == trace.model.network]
+    model, gpu = trace.model, trace.provenance.gpu.name
+    alike = (model.network, model.mode, model.dtype, gpu)
+    near = [  # a trace takes 50 ms to read
+        entry["name"]
+        for entry in read_manifest()
+        if (entry["network"], entry["mode"], entry["dtype"], entry["gpu"]) == alike and entry["batch"] != model.batch
+    ]
     known = bundled_traces()
     return other_batches(trace, {name: bundled_trace(name)[1] for name in near if name in known})
 

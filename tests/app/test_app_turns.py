@@ -75,3 +75,46 @@ def test_a_watched_script_that_is_interrupted_is_forgotten() -> None:
     with watch.script("open"):
         pass
     assert watch._scripts == {}
+
+
+def test_a_page_with_its_answer_waits_until_others_have_theirs_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rest of one page does not delay the answer of another; a page that takes long delays the rest of none."""
+    from gpusim_dashboard import lifetime
+
+    monkeypatch.setattr(lifetime, "ANSWERS_S", 60.0)
+    watch = lifetime.Watch()
+    order: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with watch.script("another session"):
+            begun.set()
+            go.wait()
+            order.append("their answer")
+            watch.let_others_answer()
+
+    def page() -> None:
+        with watch.script("a session"):
+            begun.wait()
+            go.set()
+            watch.let_others_answer()
+            order.append("the rest")
+
+    threads = [threading.Thread(target=each) for each in (other, page)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert order == ["their answer", "the rest"]
+    monkeypatch.setattr(lifetime, "ANSWERS_S", 0.0)
+    with watch.script("a session"):
+        waiting = threading.Thread(target=other)
+        go.clear()
+        begun.clear()
+        waiting.start()
+        begun.wait()
+        watch.let_others_answer()  # returns, though the other page has none
+    go.set()
+    waiting.join()
