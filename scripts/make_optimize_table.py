@@ -7,6 +7,7 @@ Writes it between the markers of docs/use-the-faster-step.md, from the newest va
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def table() -> str:
     cases = sorted(results.cases, key=lambda case: case.trace)
     lines = ["|step|eager|compiled|optimize|speed-up|kernels|", "|---|--:|--:|--:|--:|---|", *map(row, cases)]
     head = f"us of a call, {results.gpu} ([results](../{file.relative_to(ROOT).as_posix()})):"
-    return "\n".join([head, "", *lines])
+    errors = [abs(case.predicted_ns / case.measured_ns - 1.0) for case in cases]
+    tail = f"Prediction error of a call: median {statistics.median(errors):.1%}, largest {max(errors):.1%}."
+    return "\n".join([head, "", *lines, "", tail])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -236,7 +236,7 @@ def test_measured_and_predicted_times_of_a_trace_are_put_side_by_side(monkeypatc
     import torch
 
     class Runner:
-        def __init__(self, trace: Trace, device: object) -> None:
+        def __init__(self, trace: Trace, device: object, *, trust_code: bool) -> None:
             self.trace = trace
 
         def bind(self, tensors: object) -> None:

@@ -29,6 +29,7 @@ from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.execute import Runner, make_initial
 from gpusim.plan.kernels import kernel_tasks
 from gpusim.plan.tasks import Plan, Task
+from gpusim.trace.trust import check_trace_code
 
 #: Range of kernel durations, in ns: shorter ones are lost in the clock's resolution, longer ones make the graph slow.
 MIN_NS, MAX_NS = 2_500, 80_000
@@ -55,16 +56,33 @@ class _Stages:
         return {stage: statistics.fmean(times) for stage, times in times_of.items()}
 
 
-@explain_out_of_memory
 def measure_pairs(trace: Trace, hardware: HardwareModel, count: int, seed: int) -> list[PairCase]:
-    """Measure and predict `count` pairs and triples. Raises `GpuError` without a GPU."""
+    """Measure and predict `count` random pairs and triples. Raises as `measure_groups` does."""
+    rng = random.Random(seed)
+    return measure_groups(trace, hardware, draw(trace, count, rng), rng, seed)
+
+
+@explain_out_of_memory
+def measure_groups(
+    trace: Trace,
+    hardware: HardwareModel,
+    chosen: Sequence[tuple[int, ...]],
+    rng: random.Random,
+    seed: int,
+    *,
+    trust_code: bool = False,
+) -> list[PairCase]:
+    """Measure and predict groups of ops of one kernel each, run concurrently.
+
+    No op of a group may touch a storage that another one of it writes. Raises `GpuError` without a GPU, and
+    `TrustError` for a trace with code unless `trust_code`.
+    """
+    check_trace_code(trace, trace.name, trust_code)
     check_operators(trace, trace.name)
     device = require_gpu()
     set_precision(trace.model.dtype)
-    runner = Runner(trace, device)
+    runner = Runner(trace, device, trust_code=trust_code)
     runner.bind(make_initial(trace, device, seed).tensors)
-    rng = random.Random(seed)
-    chosen = draw(trace, count, rng)
     solos = [(op,) for op in sorted({op for ops in chosen for op in ops})]
     stages = [*chosen, *solos, *[()] * EMPTY_PIECES]
     rng.shuffle(stages)
@@ -104,7 +122,7 @@ def draw(trace: Trace, count: int, rng: random.Random) -> list[tuple[int, ...]]:
             break
         ops = tuple(rng.sample(usable, size))
         durations = [trace.ops[op].kernels[0].dur_ns for op in ops]
-        if max(durations) <= MAX_RATIO * min(durations) and _apart(trace, ops):
+        if max(durations) <= MAX_RATIO * min(durations) and apart(trace, ops):
             drawn[ops] = None
     return list(drawn)
 
@@ -116,7 +134,7 @@ def _usable(trace: Trace, op: int, lasting: Collection[int]) -> bool:
     return len(kernels) == 1 and kernels[0].kind == "kernel" and MIN_NS <= kernels[0].dur_ns <= MAX_NS and not changes
 
 
-def _apart(trace: Trace, ops: Sequence[int]) -> bool:
+def apart(trace: Trace, ops: Sequence[int]) -> bool:
     """Whether no op touches a storage that another one writes, which would be a race."""
     touched = [{trace.tensors[t].storage for t in (*trace.ops[op].reads, *trace.ops[op].writes)} for op in ops]
     written = [{trace.tensors[t].storage for t in trace.ops[op].writes} for op in ops]
