@@ -427,24 +427,22 @@ def test_without_torch_the_commands_that_need_it_say_how_to_get_it(command: str,
     assert "pip install 'gpusim[gpu]'" in text_of_error
 
 
-def test_without_a_gpu_validate_is_one_line_before_anything_is_captured(tmp_path: Path) -> None:
-    recipe = tmp_path / "r.toml"
-    recipe.write_text('name = "r"\n[[case]]\nspec = "torchvision:resnet18"\nmode = "infer"\nbatch = 1\n')
-    code = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; from gpusim.cli import main; main()"
-    assert refused(gpusim("validate", recipe, "-o", tmp_path, code=code)).startswith("gpusim: no GPU: ")
-    assert "no GPU" not in refused(gpusim("validate", tmp_path / "missing.toml", code=code))
-
-
-def test_validate_refuses_a_folder_that_cannot_be_made_before_it_looks_for_a_gpu(tmp_path: Path) -> None:
+def test_without_a_gpu_validate_is_one_line_before_anything_is_captured_or_made(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text('name = "r"\n[[case]]\nspec = "m.py:f"\nmode = "infer"\nbatch = 1\n')
-    for wrong in (recipe, recipe / "results"):
-        expected = f"gpusim: {wrong}: cannot be a folder: '{recipe}' is a file"
-        assert refused(gpusim("validate", recipe, "-o", wrong)).strip() == expected
     code = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; from gpusim.cli import main; main()"
     new = tmp_path / "new" / "results"
     assert refused(gpusim("validate", recipe, "--trust-code", "-o", new, code=code)).startswith("gpusim: no GPU: ")
     assert not new.parent.exists(), "nothing is left of a run that could not begin"
+
+
+def test_validate_refuses_files_and_folders_before_it_looks_for_a_gpu(tmp_path: Path, run: Run) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('name = "r"\n[[case]]\nspec = "torchvision:resnet18"\nmode = "infer"\nbatch = 1\n')
+    for wrong in (recipe, recipe / "results"):
+        expected = f"gpusim: {wrong}: cannot be a folder: '{recipe}' is a file"
+        assert refused(run("validate", recipe, "-o", wrong)).strip() == expected
+    assert "no GPU" not in refused(run("validate", tmp_path / "missing.toml"))
 
 
 def test_reader_that_goes_away_is_no_error_of_ours() -> None:
