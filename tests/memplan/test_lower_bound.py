@@ -88,7 +88,7 @@ def branches(count: int) -> Trace:
     return make_trace([*made, *added, *end], outputs="w", elements=SIZE // 4)
 
 
-@pytest.mark.parametrize("name", ["googlenet-train-b8", "resnet50-train-b8", "branches"])
+@pytest.mark.parametrize("name", ["resnet50-train-b8", "branches"])
 def test_no_plan_is_faster_than_its_bound(name: str) -> None:
     graph = graph_of(branches(8)) if name == "branches" else OpGraph.build(load_trace(name), default_hardware(""))
     evaluator = MemoryEvaluator(graph)
@@ -173,7 +173,7 @@ def comparison() -> MemoryComparison:
 
 
 def test_figure_and_document_have_the_bound(comparison: MemoryComparison) -> None:
-    """Below it is no plan that it holds for; it ends at the step that keeps all."""
+    """Below it is no plan that it holds for, of any policy and budget; it ends at the step that keeps all."""
     bounds = [(each["peak_bytes"], each["step_ns"]) for each in memory_document(comparison)["bounds"]]
     assert bounds[-1] == (comparison.keep_all.peak_bytes, comparison.keep_all.step_ns)
     known = [(peak, step) for peak, step in bounds if step is not None]
@@ -181,6 +181,9 @@ def test_figure_and_document_have_the_bound(comparison: MemoryComparison) -> Non
     held = [r.outcome for r in (*comparison.rows, *comparison.more) if r.outcome and comparison.bound_ns(r.outcome)]
     assert len(held) > len(known) / 2
     for outcome in held:
+        least = comparison.bound_ns(outcome)
+        assert least is not None
+        assert outcome.step_ns >= least - ROUNDING_NS
         above = [step for peak, step in known if peak >= outcome.peak_bytes]
         assert all(outcome.step_ns >= step - ROUNDING_NS for step in above)
     (line,) = [each for each in memory_front_figure(comparison).data if each.name == "lower bound on one stream"]
