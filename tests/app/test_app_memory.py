@@ -19,7 +19,7 @@ from tests.support.pages import (
     widget,
 )
 
-TRAINED = "googlenet-train-b8"
+TRAINED = "resnet50-train-b8"
 
 
 def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
