@@ -90,6 +90,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Kernels that ran: `captured` ones, some `chosen` variants, or a compiler's."""
     tried_ns: tuple[Nanoseconds, ...] = ()
     """Times of the policy's schedules in a trial on the GPU; the fastest was replayed. Empty without trials."""
+    beside_ns: dict[str, Nanoseconds] = {}
+    """Time of the same step in turns with a baseline that a later run added, by baseline."""
     baseline_peak_bytes: dict[str, Count] = {}
     """Peak memory of building and running each of `baselines`, if measured."""
     deviations: dict[str, float] = {}
@@ -111,6 +113,10 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     def speedup(self) -> float:
         """Measured speed-up over the sequential graph."""
         return self.sequential_ns / self.measured_ns
+
+    def over(self, baseline: str) -> float:
+        """Measured speed-up over a baseline, from times in turns."""
+        return self.baselines[baseline] / self.beside_ns.get(baseline, self.measured_ns)
 
     @property
     def predicted_speedup(self) -> float:

@@ -11,7 +11,7 @@ from gpusim.formats.results import Results
 from gpusim.formats.trace import Trace
 
 #: Fields of a case with several values by name, which are no columns.
-_BY_NAME: Final = ("baselines", "bounds_ns", "baseline_peak_bytes", "deviations")
+_BY_NAME: Final = ("baselines", "beside_ns", "bounds_ns", "baseline_peak_bytes", "deviations", "optimize_stages_s")
 
 
 def timeline_frame(timeline: Timeline, trace: Trace) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Recipes with baselines: each case optimized and timed together with torch.compile, in a process of its own.
 
 Rows are added to the newest results file of the recipe, so that the same command resumes an interrupted run: a case
-already measured with this code on this GPU is skipped.
+already measured with this code on this GPU is skipped, and one that lacks baselines is timed with these only.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 OPTIMIZE = "optimize"
+#: Time limit of one of a case's `further` baselines that a later run adds, in s, where the run has no limit of its own.
+FURTHER_LATER_S: Final = 600.0
 #: Least time in which a case leaves a row, in s: about that of the quickest one from warm caches.
 LEAST_CASE_S: Final = 30.0
 
@@ -66,9 +68,12 @@ def optimize_cases(
             say(f"no time is left for {case.trace_name}")
             errors.append(RecipeError(recipe.name, f"has no case that can be measured in {within_s:g} s"))
             continue
-        say(f"optimizing {case.trace_name}")
+        row = None if results is None else next((each for each in results.cases if _is_of(each, case)), None)
+        asked = asked_of(case, recipe, left_s, row)
+        doing = "optimizing" if row is None else f"adding {', '.join((*asked.peers, *asked.further))} to"
+        say(f"{doing} {case.trace_name}")
         try:
-            alone(measure, asked_of(case, recipe, left_s), Keeper(case, recipe, folder, command))
+            alone(measure, asked, Keeper(case, recipe, folder, command, row))
         except GpusimError as cause:
             errors.append(cause)
             ended = within_s is not None and perf_counter() - begin >= within_s
@@ -93,19 +98,27 @@ class Keeper:
     recipe: Recipe
     folder: Path
     command: str
+    before: ResultCase | None = None
+    """Row of an earlier run, to which baselines are added."""
 
     def __call__(self, measured: Measured) -> None:
         """Add a row. Raises `RecipeError` where the results are of another GPU."""
         results = _newest(self.recipe, self.folder)
         if results is not None and results.gpu != measured.gpu.name:
             raise RecipeError(self.recipe.name, f"results in '{self.folder}' are of {results.gpu}; give another folder")
-        row = row_of(self.case, measured)
+        row = row_of(self.case, measured) if self.before is None else with_baselines(self.before, measured)
         write_results(_with(results, row, self.recipe, measured, self.command), self.folder)
 
 
-def asked_of(case: Case, recipe: Recipe, within_s: float | None = None) -> Asked:
-    """Return the options of a case's measurement."""
-    from gpusim.gpu.optimize.measure import Asked
+def asked_of(case: Case, recipe: Recipe, within_s: float | None = None, before: ResultCase | None = None) -> Asked:
+    """Return the options of a case's measurement; with the row of an earlier run, those of the baselines it lacks.
+
+    Such a baseline may take all the time that is left: what a compiler has tuned until then is in its own cache.
+    """
+    from gpusim.gpu.optimize.measure import FURTHER_S, Asked
+
+    known = {} if before is None else before.baselines
+    later_s = FURTHER_LATER_S if within_s is None else max(FURTHER_S, within_s - LEAST_CASE_S)
 
     assert case.spec is not None
     assert case.mode is not None
@@ -116,12 +129,13 @@ def asked_of(case: Case, recipe: Recipe, within_s: float | None = None) -> Asked
         batch=case.batch,
         dtype=case.dtype,
         memory_format=case.memory_format,
-        peers=recipe.against,
-        further=tuple(peer for peer in case.against if peer not in recipe.against),
+        peers=tuple(peer for peer in recipe.against if peer not in known),
+        further=tuple(peer for peer in case.against if peer not in recipe.against and peer not in known),
         streams=recipe.streams,
         budget_s=recipe.budget_s,
         seed=recipe.seed,
         within_s=within_s,
+        further_s=FURTHER_S if before is None else later_s,
     )
 
 
@@ -181,11 +195,21 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
     )
 
 
+def with_baselines(row: ResultCase, measured: Measured) -> ResultCase:
+    """Add the baselines of a later run to a row, with the time of the optimized step in turns with each."""
+    return msgspec.structs.replace(
+        row,
+        baselines=row.baselines | {name: timing.median_ns for name, timing in measured.peers.items()},
+        beside_ns=row.beside_ns | dict.fromkeys(measured.peers, measured.optimized.median_ns),
+        baseline_peak_bytes=row.baseline_peak_bytes | measured.peer_bytes,
+        deviations=row.deviations | {name: far for name, far in measured.deviations.items() if name in measured.peers},
+    )
+
+
 def in_words(row: ResultCase) -> str:
     """Summarize a row in a line."""
-    others = {name: ns for name, ns in row.baselines.items() if name != "eager"}
-    best = min(others, key=lambda name: others[name], default="")
-    against = f", {others[best] / row.measured_ns:.2f}x over {best}" if best else ""
+    best = min((name for name in row.baselines if name != "eager"), key=row.over, default="")
+    against = f", {row.over(best):.2f}x over {best}" if best else ""
     return f"{row.measured_ns / 1e3:.0f} us a call on {row.streams} streams, kernels of {row.frontend}{against}"
 
 

@@ -34,7 +34,8 @@ ROUNDS, ROUND_MS = 15, 30.0
 #: Number of peers in a case's first row, and rounds of a row that lacks peers.
 FIRST_PEERS, FIRST_ROUNDS = 2, 5
 BATCHES: Final = 2
-#: Time limit for making one of the `further` peers, in s: autotuning takes some 12 s for a convolution on an H200.
+#: Time limit for making one of the `further` peers in a case's first run, in s: autotuning takes some 12 s for a
+#: convolution on an H200.
 FURTHER_S: Final = 90.0
 
 
@@ -53,6 +54,8 @@ class Asked:
     streams: int
     budget_s: float | None
     seed: int
+    further_s: float = FURTHER_S
+    """Time limit for making one of `further`, in s."""
     within_s: float | None = None
     """Time after which the process ends, wherever it is."""
 
@@ -128,11 +131,11 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         for peer in stage.peers:
             say(f"making {peer}")
             try:
-                with time_limit(FURTHER_S) if stage.further else nullcontext():
+                with time_limit(asked.further_s) if stage.further else nullcontext():
                     contenders[peer] = make(peer, step)
             except TimeIsUp:
                 stop_compiling()
-                say(f"left out {peer}: not ready after {FURTHER_S:g} s")
+                say(f"left out {peer}: not ready after {asked.further_s:g} s")
             except Exception as cause:  # torch.compile raises errors of many kinds
                 say(f"left out {peer}: {first_line(cause)}")
         if stage.further and not contenders.keys() & set(stage.peers):
