@@ -78,7 +78,8 @@ def entry(path: Path) -> dict[str, Any]:
 
 def manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of all traces in `folder`, by name."""
-    return {"traces": [entry(path) for path in sorted(folder.glob("*.json.gz"))]}
+    entries = [entry(path) for path in folder.glob("*.json.gz")]
+    return {"traces": sorted(entries, key=lambda each: str(each["name"]))}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

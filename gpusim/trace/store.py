@@ -63,7 +63,7 @@ def load_trace(name_or_file: str) -> Trace:
 def bundled_traces() -> dict[str, Path]:
     """Return the file of each bundled trace, sorted by name."""
     folder = resource_dir("traces")
-    return {path.name.removesuffix(".json.gz"): path for path in sorted(folder.glob("*.json.gz"))}
+    return dict(sorted((path.name.removesuffix(".json.gz"), path) for path in folder.glob("*.json.gz")))
 
 
 def other_batches(trace: Trace, others: Mapping[str, Trace]) -> dict[int, str]:
