@@ -63,6 +63,9 @@ def replayed_schedules(
     files = {**trace_files(results), **(traces or {})}
     cases = read_results(results).cases
     schedules_file = results.with_name(results.stem + SUFFIX)
+    if not is_file(schedules_file):
+        problem = f"there is no {schedules_file.name} next to it, so no schedules to predict again"
+        raise MeasurementError(str(results), f"{problem} (steps of gpusim.optimize have none)")
     schedules = read_replayed(schedules_file)
     if len(schedules) != len(cases):
         raise MeasurementError(str(results), f"has {len(cases)} cases, and {len(schedules)} schedules next to it")

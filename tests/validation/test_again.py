@@ -66,6 +66,12 @@ def test_folder_of_traces_must_exist_and_goes_with_again_only(results: Path, tmp
         CliRunner().invoke(cli, ["validate", str(results), "--traces", str(tmp_path)], catch_exceptions=False)
 
 
+def test_results_without_schedules_say_so(results: Path) -> None:
+    results.with_name(results.stem + SUFFIX).unlink()
+    with pytest.raises(MeasurementError, match="so no schedules to predict again"):
+        CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
