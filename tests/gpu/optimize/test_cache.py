@@ -69,6 +69,7 @@ def test_the_second_start_searches_nothing_and_computes_the_same(
     model = net(seed=4).eval()  # other weights, the same step
     second = fast(model, X, executor=Counted())
     assert Counted.measurements == 1
+    assert not {"profiling", "variants", "search", "trial"} & second.gain.stages_s.keys()
     assert second.gain.decided_by == "what was found before"
     assert (second.gain.streams, second.gain.policy) == (first.gain.streams, first.gain.policy)
     with torch.no_grad():
