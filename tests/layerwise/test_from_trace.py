@@ -28,7 +28,11 @@ WITHOUT_RULES = ("decoder_small-infer-b1-bf16",)
 def test_every_bundled_trace_has_a_rule_for_each_layer_and_a_layer_for_each_op(name: str) -> None:
     trace = load_trace(name)
     graph = layers_of(trace)
-    if name in WITHOUT_RULES:
+    if name.endswith("-inductor"):  # a fused kernel belongs to several layers: every GPU computes it
+        [note] = graph.notes
+        assert f"{len(graph.layers)} layers have no rule and are computed by every GPU" in note
+        assert not any(layer.splits for layer in graph.layers)
+    elif name in WITHOUT_RULES:
         [note] = graph.notes
         assert "have no rule and are computed by every GPU" in note
         assert sum(not layer.splits for layer in graph.layers) < len(graph) / 4
