@@ -124,7 +124,7 @@ def capture_bound(
         ids = {index: id(graph.live[name]) for index, name in recorded.named.items()}
         used = {number: _moved(recorded, index) for index, number in ids.items()}
         states = States.of(step, rates, used)
-        places = Places(step, used)
+        places = Places(step, used, bool(graph.gradient_names))
     parameters = step.parameters()
     gradients, given = {}, []
     for name, index in zip(graph.gradient_names, recorded.gradients, strict=True):

@@ -110,9 +110,12 @@ class States:
 
 
 class Places:
-    """Parameters, buffers and modules at their places when a step was captured."""
+    """Parameters, buffers and modules at their places when a step was captured.
 
-    def __init__(self, step: UserStep, used: Mapping[int, Any]) -> None:
+    In a step that `trains`, which of them have gradients must stay, too.
+    """
+
+    def __init__(self, step: UserStep, used: Mapping[int, Any], trains: bool) -> None:
         self._holders: list[dict[str, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
         for module in dict.fromkeys(m for each in step.modules.values() for m in each.modules()):
@@ -123,6 +126,8 @@ class Places:
         self._values = [value for holder in self._holders for value in holder.values()]
         self._tensors = list(tensors.values())
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+        self._trainable = self._tensors if trains else []
+        self._trained = [tensor.requires_grad for tensor in self._trainable]
 
     def hold(self) -> bool:
         """Whether all are still there, at the same addresses. Checked at each call, so it loops in C."""
@@ -130,6 +135,8 @@ class Places:
             return False
         values = chain.from_iterable(map(dict.values, self._holders))
         if not all(map(is_, values, self._values)):
+            return False
+        if [tensor.requires_grad for tensor in self._trainable] != self._trained:
             return False
         return [tensor.data_ptr() for tensor in self._tensors] == self._pointers
 

@@ -366,6 +366,33 @@ def test_a_tensor_of_the_functions_closure_is_the_users() -> None:
     close(step(x), scaled(x))
 
 
+def test_parameters_frozen_and_thawed_later_are_captured_anew() -> None:
+    """Fine-tuning trains a part of the weights, then all."""
+    twins = Twins(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    data = batches(6)
+    twins.train(data[:2])
+    for wanted in (False, True):
+        twins.optimizer.zero_grad()
+        for model in (twins.model, twins.other):
+            model.left.requires_grad_(wanted)
+        before = twins.model.left.weight.clone()
+        twins.train(data[2:4] if wanted else data[4:])
+        assert torch.equal(twins.model.left.weight, before) != wanted
+        same_states(twins.model.state_dict(), twins.other.state_dict())
+
+
+def test_an_old_gradient_of_a_frozen_parameter_is_no_part_of_the_step() -> None:
+    """The eager step clears it; a captured one would leave it, so the step runs as it is."""
+    twins = Twins(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    data = batches(3)
+    twins.train(data[:1])
+    for model in (twins.model, twins.other):
+        model.left.requires_grad_(False)
+    with pytest.warns(UserWarning, match="the step runs as it is"):
+        twins.train(data[1:])
+    same_states(twins.model.state_dict(), twins.other.state_dict())
+
+
 def test_frozen_parameters_stay() -> None:
     model = net()
     model.left.requires_grad_(False)
