@@ -9,7 +9,7 @@ import gc
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +59,8 @@ def start_kernel(text: str) -> None:
 
     compiler = AsyncCompile()
     if _IN_PROCESSES in text and compiler.use_process_pool():
-        eval(compile(text, "<kernel>", "eval"), {"async_compile": compiler})
+        with suppress(Exception):  # a head start only: `Compiling` meets the same error, and reports it
+            eval(compile(text, "<kernel>", "eval"), {"async_compile": compiler})
 
 
 def stop_compiling() -> None:

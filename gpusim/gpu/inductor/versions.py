@@ -79,7 +79,10 @@ def no_early_compiling() -> Iterator[None]:
     """Keep torch from compiling each Triton kernel as soon as it is written: kernels of ours get another name first."""
     from torch._inductor.codegen import triton
 
-    before = triton.async_compile
+    before = getattr(triton, "async_compile", None)
+    if before is None:
+        yield
+        return
     triton.async_compile = _Idle()
     try:
         yield
