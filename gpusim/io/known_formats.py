@@ -116,6 +116,8 @@ def unknown_format(wanted: str) -> str:
 
 def not_gzip(data: bytes) -> str:
     """Return why a file named .gz that is not gzip is refused, to follow its name in a message."""
+    if data.lstrip()[:1] in (b"{", b"["):
+        return "is named .gz but is not gzip: give it a name without .gz"
     recognised = _format(data[:LOOKED_AT_BYTES], "", "")
     if recognised is None:
         return f"is named .gz but is not gzip (it starts with {data[:4]!r})"

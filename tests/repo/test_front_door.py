@@ -12,6 +12,7 @@ OPEN = (
     "gpusim.api",
     "gpusim.defaults",
     "gpusim.errors",
+    "gpusim.io.decoding",
     "gpusim.io.file_limits",
     "gpusim.io.files",
     "gpusim.report",

@@ -12,6 +12,7 @@ import pytest
 
 from gpusim.cli import cli, main
 from gpusim.cli.common import USAGE_CHARACTERS, usage_line
+from gpusim.errors import MOST_LISTED
 from gpusim.text import MESSAGE_CHARACTERS, VALUE_CHARACTERS, visible
 from gpusim.trace.store import write_trace
 from tests.fuzz.families import COMMANDS, NOT_CHANGED
@@ -28,6 +29,8 @@ LONG = {
     "lines": "a b\n" * 1000,
     "emoji": "\U0001f600 " * 500,
 }
+#: A usage line, or an unknown name with all known names.
+LONGEST_LINE = max(USAGE_CHARACTERS + len("Error: "), VALUE_CHARACTERS + MOST_LISTED + 60)
 #: Further arguments: without its trace, most commands would report that first.
 WORDS = {**COMMANDS, "app": (), "import": ("trace.json", "-o", "out.json"), "doctor": ("trace.json",), "policies": ()}
 
@@ -84,7 +87,7 @@ def test_long_words_that_no_command_knows_are_refused_in_short_lines(refusal, ki
             err = refusal(name, *words, *more)
             assert is_short(err, value), f"{name} {more[0][:20]}: {err}"
         said = refusal(name, *words, *value.split()[:500])
-        assert max(map(len, said.splitlines())) <= USAGE_CHARACTERS + len("Error: "), said
+        assert max(map(len, said.splitlines())) <= LONGEST_LINE, said
     assert is_short(refusal(value), value)
     assert is_short(refusal(f"--{value}"), value)
 

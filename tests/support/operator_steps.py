@@ -39,12 +39,12 @@ Document = dict[str, Any]
 
 
 def trace_files() -> list[Path]:
-    """Return every trace of the project, also those in sets."""
+    """Return every trace of the project whose ops are operators, also those in sets: none with code of Inductor."""
     tops = [ROOT / name for name in ("traces", "validate")]
     folders = {path.parent for top in tops for path in top.rglob("*.json.gz")}
     folders |= {path.with_suffix("") for top in tops for path in top.rglob(f"*{SUFFIX}")}
     paths = [path for folder in folders for path in files_in(folder, ".json.gz")]
-    return sorted(path for path in paths if not path.name.endswith(OTHERS))
+    return sorted(path for path in paths if not path.name.endswith(OTHERS) and "-inductor" not in path.name)
 
 
 @functools.cache

@@ -163,7 +163,7 @@ DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "text field that is no UTF-8": ("t.json", lambda good: good.replace(b'"tiny"', b'"\xff\xfe"'), "not valid JSON"),
     "plain JSON named .gz": ("t.json.gz", lambda good: good, "is not gzip"),
     "gzip of garbage": ("t.json.gz", lambda good: gzip.compress(b"\x00\x01garbage"), "not valid JSON"),
-    "gzip of nothing": ("t.json.gz", lambda good: gzip.compress(b""), "not valid JSON"),
+    "gzip of nothing": ("t.json.gz", lambda good: gzip.compress(b""), "is empty"),
     "empty": ("t.json", lambda good: b"", "is empty"),
     "empty, named .gz": ("t.json.gz", lambda good: b"", "is empty"),
     "JSON list": ("t.json", lambda good: b"[" + good + b"]", "no text field 'schema'"),
