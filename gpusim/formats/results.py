@@ -118,6 +118,10 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
         """Measured speed-up over a baseline, from times in turns."""
         return self.baselines[baseline] / self.beside_ns.get(baseline, self.measured_ns)
 
+    def alongside_ns(self, baseline: str) -> int:
+        """Time of a baseline in the run of `measured_ns`; of a later run's, its ratio to the same step counts."""
+        return round(self.measured_ns * self.over(baseline))
+
     @property
     def predicted_speedup(self) -> float:
         """Predicted speed-up over the sequential graph."""

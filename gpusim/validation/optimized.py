@@ -68,7 +68,7 @@ def optimize_cases(
             say(f"no time is left for {case.trace_name}")
             errors.append(RecipeError(recipe.name, f"has no case that can be measured in {within_s:g} s"))
             continue
-        row = None if results is None else next((each for each in results.cases if _is_of(each, case)), None)
+        row = None if results is None else next((row for row in results.cases if _is_whole(row, case, recipe)), None)
         asked = asked_of(case, recipe, left_s, row)
         doing = "optimizing" if row is None else f"adding {', '.join((*asked.peers, *asked.further))} to"
         say(f"{doing} {case.trace_name}")
@@ -102,11 +102,16 @@ class Keeper:
     """Row of an earlier run, to which baselines are added."""
 
     def __call__(self, measured: Measured) -> None:
-        """Add a row. Raises `RecipeError` where the results are of another GPU."""
+        """Add a row. Raises `RecipeError` where results, or the row that gets baselines, are of another machine."""
         results = _newest(self.recipe, self.folder)
         if results is not None and results.gpu != measured.gpu.name:
             raise RecipeError(self.recipe.name, f"results in '{self.folder}' are of {results.gpu}; give another folder")
-        row = row_of(self.case, measured) if self.before is None else with_baselines(self.before, measured)
+        row = row_of(self.case, measured)
+        if self.before is not None:
+            other = _difference(self.before, row)
+            if other:
+                raise RecipeError(self.recipe.name, f"no baselines are added to {row.trace}: {other}")
+            row = with_baselines(self.before, measured)
         write_results(_with(results, row, self.recipe, measured, self.command), self.folder)
 
 
@@ -221,6 +226,19 @@ def _newest(recipe: Recipe, folder: Path) -> Results | None:
 def _is_of(row: ResultCase, case: Case) -> bool:
     """Whether a row is of this case and the current code."""
     return (row.trace, row.memory_format, row.commit) == (case.trace_name, case.memory_format, code_version())
+
+
+def _is_whole(row: ResultCase, case: Case, recipe: Recipe) -> bool:
+    """Whether a run went on to its end: all baselines of the recipe, and the deviations, which come last."""
+    return _is_of(row, case) and set(recipe.against) <= set(row.baselines) and OPTIMIZE in row.deviations
+
+
+def _difference(before: ResultCase, now: ResultCase) -> str:
+    """Return what makes times of two runs of a step unlike, in words; empty if nothing is known to."""
+    pairs = {name: (before.versions.get(name, "?"), version) for name, version in now.versions.items()}
+    pairs["front end"] = (before.frontend, now.frontend)
+    pairs["SM clock in MHz"] = (str(before.sm_clock_mhz), str(now.sm_clock_mhz))
+    return "; ".join(f"{name} was {then}, is {today}" for name, (then, today) in pairs.items() if then != today)
 
 
 def _is_done(row: ResultCase, case: Case, recipe: Recipe) -> bool:

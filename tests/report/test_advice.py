@@ -135,6 +135,24 @@ def test_fused_kernels_are_the_fastest_that_was_measured_for_this_step_on_this_g
     assert [row.over_eager for row in rows[3:]] == [400_000 / 80_000, 400_000 / 60_000]
 
 
+def test_a_baseline_that_a_later_run_added_counts_by_its_ratio() -> None:
+    """440 us in turns with 660: 1.5x, so 600 us in the run in which the step took 400."""
+    model = wide_trace().model
+    step = msgspec.structs.replace(
+        case(100, 400_000),
+        network=model.network,
+        mode=model.mode,
+        batch=model.batch,
+        dtype=model.dtype,
+        policy="optimize",
+        baselines={"torch_compile_own_graph": 640_000, "torch_compile_max_autotune": 660_000},
+        beside_ns={"torch_compile_max_autotune": 440_000},
+    )
+    compiled, optimized = fused_ways(model, "NVIDIA H200", [make_results([step])])
+    assert (compiled.time_ns, optimized.time_ns) == (600_000, 400_000)
+    assert compiled.takes == FUSED["torch_compile_max_autotune"]
+
+
 def test_of_several_runs_the_newest_counts_and_different_outputs_are_no_way() -> None:
     model = wide_trace().model
     step = msgspec.structs.replace(

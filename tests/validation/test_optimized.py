@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -168,6 +169,43 @@ def test_a_later_run_adds_only_the_baselines_that_are_missing(tmp_path: Path, mo
     assert row.baselines == first.baselines | {"torch_compile_max_autotune": 660_000}
     assert (row.over("torch_compile_max_autotune"), row.over("torch_compile_own_graph")) == (1.5, 1.25)
     assert row.baseline_peak_bytes["torch_compile_max_autotune"] == 2000
+
+
+def test_a_row_of_an_interrupted_run_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has few rounds and no deviations: nothing is added to it, and its time does not stay."""
+    recipe = read_recipe(recipe_file(tmp_path))
+    short = replace(measured(*recipe.against), deviations={})
+    monkeypatch.setattr(running, "alone", lambda work, asked, keep: keep(short))
+    optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None)
+    whole = replace(measured(*recipe.against, *recipe.case[0].against), optimized=timing(300_000))
+    asked: list[Asked] = []
+    monkeypatch.setattr(running, "alone", lambda work, each, keep: (asked.append(each), keep(whole)))
+    (row,) = optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None).cases
+    assert asked[0].peers == tuple(recipe.against)
+    assert (row.measured_ns, "optimize" in row.deviations) == (300_000, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpu": {"torch": "3.0"}}, "torch was"),
+        ({"gpu": {"sm_clock_mhz": 1200}}, "SM clock in MHz was"),
+        ({"frontend": "aten"}, "front end was"),
+    ],
+)
+def test_baselines_of_unlike_runs_are_not_joined(
+    change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = read_recipe(recipe_file(tmp_path))
+    monkeypatch.setattr(running, "alone", lambda work, asked, keep: keep(measured(*asked.peers)))
+    first = optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lambda _: None).cases
+    later = replace(measured("torch_compile_max_autotune"), **{k: v for k, v in change.items() if k != "gpu"})
+    if "gpu" in change:
+        later = replace(later, gpu=msgspec.structs.replace(later.gpu, **change["gpu"]))
+    monkeypatch.setattr(running, "alone", lambda work, asked, keep: keep(later))
+    lines: list[str] = []
+    assert optimize_cases(recipe, recipe.case[:1], tmp_path / "out", "c", lines.append).cases == first
+    assert any(said in line for line in lines)
 
 
 def on_cpu(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
