@@ -81,7 +81,7 @@ def capture_recorded(
     say("timing the sequential CUDA graph, rebuilt from the trace")
     graph_time, host_link = alone(time_sequential, trace, options.seed)
     hardware = hardware_for_gpu(gpu.name)
-    if hardware is not None:
+    if hardware is not None and hardware.calibrated:  # a data sheet has the rates of the bus
         host_link = fastest_link(host_link, hardware.copies, partial(alone, own_link))
     truth = GroundTruth(
         eager=eager.wall,
