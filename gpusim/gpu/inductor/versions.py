@@ -80,7 +80,7 @@ def no_early_compiling() -> Iterator[None]:
     from torch._inductor.codegen import triton
 
     before = getattr(triton, "async_compile", None)
-    if before is None:
+    if before is None or isinstance(before, _Idle):  # by another thread, which puts it back
         yield
         return
     triton.async_compile = _Idle()
