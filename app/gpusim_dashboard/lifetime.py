@@ -66,9 +66,10 @@ class Watch:
             self._asked_s = time.monotonic()
 
     def let_others_answer(self) -> None:
-        """Wait, for a while at most, until every page that is computed shows its answer.
+        """Wait, for a while at most, until the pages that mark their answer show it and others are done.
 
-        This thread's page does. Python runs one thread at a time: what follows an answer would delay others' answers.
+        This thread's page shows its answer. A new setting of it ends the wait. Python runs one thread at a time: what
+        follows an answer would delay others' answers.
         """
         thread = threading.get_ident()
         if thread not in self._scripts:
@@ -77,6 +78,8 @@ class Watch:
         until_s = time.monotonic() + ANSWERS_S
         while set(self._scripts) - self._answered and time.monotonic() < until_s:
             time.sleep(ANSWERS_S / 100)
+            if get_script_run_ctx(suppress_warning=True) is not None:
+                _ = "" in st.session_state  # Streamlit runs a page again where its script uses the state
 
     def wait_for_quiet(self) -> None:
         """Wait until no page has computed anything for `QUIET_S`."""

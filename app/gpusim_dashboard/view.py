@@ -316,7 +316,7 @@ def unanswered(why: str) -> None:
 
 
 def peak(choice: Choice, size_bytes: int) -> str:
-    """Peak memory in a table; empty for a profile without tensors."""
+    """Peak memory in a table; "unknown" for a profile without tensors."""
     return format_bytes(size_bytes) if choice.trace.tensors else "unknown"
 
 
