@@ -186,3 +186,11 @@ def test_file_named_gzip_that_is_none_is_named_by_what_it_is(tmp_path: Path) -> 
     (path := tmp_path / "step.json.gz").write_bytes(b"<html><body>404")
     with pytest.raises(TraceError, match=r"is named \.gz but is a web page \(HTML\): download"):
         load_trace(str(path))
+
+
+@pytest.mark.parametrize("schema", ["gpusim-trace/2", "gpusim-schedule/1"])
+def test_json_named_gz_is_told_to_change_its_name(schema: str, tmp_path: Path) -> None:
+    """Not to be given to the command that it was given to."""
+    (path := tmp_path / "step.json.gz").write_bytes(b'{"schema": "%s"}' % schema.encode())
+    with pytest.raises(TraceError, match=r"is named \.gz but is not gzip: give it a name without \.gz"):
+        load_trace(str(path))
