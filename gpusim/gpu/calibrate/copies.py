@@ -39,7 +39,7 @@ LINK_BYTES: Final = (8 * MIB, 40 * MIB)
 #: Copies per direction in that graph.
 LINK_COPIES: Final = 8
 #: A process whose link is below this share of the GPU's usual rates is not trusted, up to `MOST_PROCESSES` of them: one
-#: process in a few reached 20.8 instead of 55 GB/s in both directions, others of the same minute did not.
+#: of four captures measured 20.8 instead of 55 GB/s in both directions (research/2026-11-24-slow-link.md).
 USUAL_SHARE, MOST_PROCESSES = 0.9, 3
 
 
