@@ -20,22 +20,33 @@ class Bucket:
     layers: tuple[int, ...]
     bytes: int
     """Bytes of the gradients on one GPU."""
+    copied_bytes: int
+    """Bytes that are copied into one tensor for their sum, and back."""
     full: bool
     """Whether it is summed after its last layer; else after the backward pass."""
 
 
 def gradient_buckets(graph: LayerGraph, choice: tuple[Config, ...], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Return the buckets of a plan in the order of their sums: a bucket is full at `bucket_bytes` or more."""
+    """Return the buckets of a plan in the order of their sums: a bucket is full at `bucket_bytes` or more.
+
+    Gradients of a bucket are copied into one tensor, except those that would fill one by themselves (`is_alone`).
+    """
     done: list[Bucket] = []
-    open_buckets: dict[Config, tuple[tuple[int, ...], int]] = {}
+    open_buckets: dict[Config, tuple[tuple[int, ...], int, int]] = {}
     for index in reversed(range(len(graph))):
         layer, config = graph.layers[index], choice[index]
         if not layer.weight_elements or config.replicated or config.replicas < 2:
             continue
-        layers, size = open_buckets.get(config, ((), 0))
-        layers, size = (*layers, index), size + -(-layer.weight_elements // config.c) * layer.element_bytes
-        open_buckets[config] = layers, size
+        layers, size, copied = open_buckets.get(config, ((), 0, 0))
+        own = -(-layer.weight_elements // config.c) * layer.element_bytes
+        layers, size, copied = (*layers, index), size + own, copied + (0 if is_alone(own, bucket_bytes) else own)
+        open_buckets[config] = layers, size, copied
         if size >= bucket_bytes:
             del open_buckets[config]
-            done.append(Bucket(config, layers, size, full=True))
-    return (*done, *(Bucket(config, layers, size, full=False) for config, (layers, size) in open_buckets.items()))
+            done.append(Bucket(config, layers, size, copied, full=True))
+    return (*done, *(Bucket(config, *parts, full=False) for config, parts in open_buckets.items()))
+
+
+def is_alone(gradient_bytes: int, bucket_bytes: int) -> bool:
+    """Whether a gradient is summed in place: it fills a bucket, so two copies would cost more than another sum."""
+    return gradient_bytes >= bucket_bytes

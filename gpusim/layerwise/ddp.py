@@ -17,14 +17,11 @@ from typing import Final
 
 from gpusim.engine.base import engine_by_name
 from gpusim.layerwise.communication import members, time_ns, wire_share
-from gpusim.layerwise.compute import LATENCY_NS
 from gpusim.layerwise.costs import BUCKET_BYTES, Problem
 from gpusim.layerwise.fixed_plans import data_parallel
 from gpusim.layerwise.layers import Layer
 from gpusim.layerwise.lowering import Lowered, Lowering
-from gpusim.layerwise.made_up import made_up_kernel
 from gpusim.layerwise.roles import roles_of
-from gpusim.plan.tasks import Task
 from gpusim.units import MIB
 
 #: The reducer's first bucket (`kDefaultFirstBucketBytes`).
@@ -68,7 +65,7 @@ class _Ddp(Lowering):
             return
         size = sum(layer.statistics * layer.element_bytes for layer in norms)
         for number in range(len(self.roles)):
-            self.launch(number, self._copy(size), "forward", -1)
+            self.launch(number, self.copy(size), "forward", -1)
         who = members(range(self.problem.gpus), self.topology.gpus_per_node)
         # A broadcast moves each byte once over each link, like an all-gather of the same size.
         dur_ns = time_ns(self.topology, "all_gather", size, who)
@@ -76,7 +73,7 @@ class _Ddp(Lowering):
         for layer in norms:
             for number in range(len(self.roles)):
                 for _ in range(_BUFFERS):
-                    self.launch(number, self._copy(layer.statistics * layer.element_bytes // 2), "forward", -1)
+                    self.launch(number, self.copy(layer.statistics * layer.element_bytes // 2), "forward", -1)
 
     def backward(self) -> None:
         """Copy gradients into buckets, all-reduce these during the backward pass, and copy them back."""
@@ -119,8 +116,4 @@ class _Ddp(Lowering):
         for number in range(len(self.roles)):
             for which in range(max(1, parameters_of(layer))):
                 size = layer.weight_bytes if which == 0 else 0
-                self.launch(number, self._copy(size), "backward", index)
-
-    def _copy(self, size: int) -> Task:
-        bandwidth = self.hardware.memory.dram_bytes_per_ns
-        return made_up_kernel("copy", max(LATENCY_NS, 2 * size / bandwidth), 2.0 * size, False, self.hardware)
+                self.launch(number, self.copy(size), "backward", index)

@@ -1,8 +1,9 @@
 """A plan for several GPUs as tasks of the engines.
 
 Each kind of GPU (`gpusim.layerwise.roles`) is a device with a stream of kernels. Transfers between layers run in a
-second stream, gradients in a third one, summed in buckets during the backward pass, as in DistributedDataParallel. A
-collective is two tasks on each participating GPU, which start once all of them are ready:
+second stream. Gradients are summed in buckets during the backward pass in a third one, as in DistributedDataParallel:
+small ones are copied into a bucket and, after the backward pass, back. A collective is two tasks on each participating
+GPU, which start once all of them are ready:
 
 - on the GPU, a kernel that occupies some SMs and moves device memory;
 - on the GPU's link, a separate device: tasks without blocks share its bandwidth by the engines' rule for DRAM, so each
@@ -22,7 +23,7 @@ import msgspec
 from gpusim.formats.hardware import HardwareModel
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
-from gpusim.layerwise.compute import TraceTimes
+from gpusim.layerwise.compute import LATENCY_NS, TraceTimes
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import Problem, exchange_ns, shared_gradient, statistics_members, weight_members
 from gpusim.layerwise.fixed_plans import Choice
@@ -36,7 +37,7 @@ from gpusim.plan.tasks import Plan, Task
 #: Streams of a GPU.
 COMPUTE, TRANSFER, SYNC = 0, 1, 2
 #: Purpose of a task.
-Purpose = Literal["forward", "backward", "optimizer", "transfer", "sync", "statistics"]
+Purpose = Literal["forward", "backward", "copy", "optimizer", "transfer", "sync", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,15 @@ class Lowering:
                 self._sum(bucket, syncs)
         for number, role in enumerate(self.roles):
             self.waiting[number] += syncs[number]
+            back = sum(each.copied_bytes for each in buckets if role.gpu < each.config.parts)
+            if back:
+                self.launch(number, self.copy(back), "copy", -1)
             self._optimizer(number, role)
+
+    def copy(self, size_bytes: int) -> Task:
+        """Return a kernel that copies this many bytes: it reads and writes them."""
+        dur_ns = max(LATENCY_NS, 2 * size_bytes / self.hardware.memory.dram_bytes_per_ns)
+        return made_up_kernel("copy", dur_ns, 2.0 * size_bytes, False, self.hardware)
 
     def kernels(self, index: int, *, backward: bool) -> None:
         """Add one pass of one layer on each role."""
@@ -216,6 +225,10 @@ class Lowering:
         wire = bucket.bytes * wire_share("all_reduce", who.gpus)
         last = bucket.layers[-1]
         takes_part = [number for number, role in enumerate(self.roles) if role.gpu < bucket.config.parts]
+        if bucket.copied_bytes:
+            for number in takes_part:
+                self.launch(number, self.copy(bucket.copied_bytes), "copy", last)
+                self.done_backward[last][number] = self.last_kernel[number]
         waits = {number: [self.done_backward[last][number]] for number in takes_part}
         for number, tasks in self.collective(takes_part, dur_ns, wire, "sync", last, waits).items():
             syncs[number] += tasks

@@ -28,7 +28,7 @@ from gpusim.gpu.layerwise.operations import (
 )
 from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
 from gpusim.gpu.layerwise.transport import Groups, Transport
-from gpusim.layerwise.buckets import Bucket, gradient_buckets
+from gpusim.layerwise.buckets import Bucket, gradient_buckets, is_alone
 from gpusim.layerwise.configs import Config, boxes, coordinates
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
@@ -113,6 +113,7 @@ class Rank:
             raise OptionError(f"layer '{without.name}' cannot be run: only its times are known")
         self.states = [self._state(index, seed, same_dropout) for index in range(len(graph))]
         self.users = graph.consumers()
+        self.bucket_bytes = bucket_bytes
         self.buckets = gradient_buckets(graph, choice, bucket_bytes)
         self._sums: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self.mark: Callable[[Part, int], None] | None = None
@@ -258,6 +259,8 @@ class Rank:
         for number in reversed(range(len(state.edges))):
             self._give_back(state, number)
         state.gradient = None
+        if self._kept is None:
+            state.buffers, state.output = [], None  # nothing later reads them
         self._done("transfer", index)
 
     def _give_back(self, state: _LayerState, number: int) -> None:
@@ -311,11 +314,18 @@ class Rank:
         if not states[0].active:
             return
         gradients = [p.grad for state in states for named in state.parameters for p in named.values()]
-        present = [gradient for gradient in gradients if gradient is not None]
-        if present:
-            flat = torch.cat([gradient.flatten() for gradient in present])
+        together: list[torch.Tensor] = []
+        for gradient in gradients:
+            if gradient is None:
+                continue
+            if gradient.is_contiguous() and is_alone(gradient.nbytes, self.bucket_bytes):
+                self.transport.begin_sum(gradient, states[0].weights)
+            else:
+                together.append(gradient)
+        if together:
+            flat = torch.cat([gradient.flatten() for gradient in together])
             self.transport.begin_sum(flat, states[0].weights)
-            self._sums.append((flat, present))
+            self._sums.append((flat, together))
         self._done("sums", bucket.layers[-1])
 
     def _finish_sums(self) -> None:
