@@ -8,8 +8,9 @@ from pathlib import Path
 import networks
 import torch
 
-from gpusim.formats.hardware import load_hardware
-from gpusim.formats.topology import load_topology
+from gpusim.formats.hardware import default_hardware
+from gpusim.formats.topology import default_topology, load_topology
+from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import rank_alone, share_of_state, time_shares
 from gpusim.gpu.layerwise.rank import Data
 from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
@@ -45,9 +46,13 @@ class Shares:
 class Planner:
     """Plans of one network on some GPUs; shares that a plan needs are timed when it is asked for."""
 
-    def __init__(self, graph: LayerGraph, gpus: int, kept: Shares, device: torch.device) -> None:
+    def __init__(
+        self, graph: LayerGraph, gpus: int, kept: Shares, device: torch.device, topology: str | None = None
+    ) -> None:
+        """`topology` is a bundled name or a file, by default that of this GPU."""
         self.graph, self.gpus, self.kept, self.device = graph, gpus, kept, device
-        self.hardware, self.topology = load_hardware("h200"), load_topology("h200")
+        self.hardware = default_hardware(torch.cuda.get_device_name() if device.type == "cuda" else "")
+        self.topology = load_topology(topology) if topology else default_topology(self.hardware)
         self.data = data_on(graph, device)
         self.seen: dict[int, list[Share]] = {}
         self.ranks_of: dict[Choice, list[int]] = {}
@@ -102,3 +107,11 @@ def data_on(graph: LayerGraph, device: torch.device) -> Data:
 def short_name(gpu: str) -> str:
     """A GPU's name in the name of a results file."""
     return gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")
+
+
+def sm_clock_mhz(device: torch.device) -> int:
+    """The clock of the SMs under load; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    matrix = torch.rand(4096, 4096, device=device)
+    return gpu_facts(lambda: matrix @ matrix).sm_clock_mhz

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured_shares import Planner, Shares, network, short_name
+from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz
 
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, time_rank
@@ -77,14 +77,6 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
 
 def today() -> str:
     return datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d")
-
-
-def sm_clock_mhz(device: torch.device) -> int:
-    """The clock of the SMs under load; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    matrix = torch.rand(4096, 4096, device=device)
-    return gpu_facts(lambda: matrix @ matrix).sm_clock_mhz
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,8 +3,8 @@
 For each network and batch: the plans `data`, `owt`, `layer` with real collectives, and torch's DistributedDataParallel
 of the same network, forward and backward, timed in turns, eager and in CUDA graphs where NCCL allows these. Loss and
 gradients of each plan are compared with one device first. Rank 0 times the shares of layers alone before any step runs;
-predictions rest on them and on curves of collectives. Cases are written to `parallel_steps_<gpu>_<date>.json` once each
-is done; those that a results file in DIR has are left out.
+predictions rest on them and on curves of collectives, for DistributedDataParallel too. Cases are written to
+`parallel_steps_<gpu>_<date>.json` once each is done; those that a results file in DIR has are left out.
 
 `--quick` runs a small network, on CPUs with gloo too: a test of this script.
 """
@@ -18,19 +18,24 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from measured_shares import Planner, Shares, network, short_name
+from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz
 
+from gpusim.defaults import DEFAULT_ENGINE
+from gpusim.engine.base import engine_by_name
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
 from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.layerwise.communication import basis, members
+from gpusim.layerwise.ddp import lower_ddp
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.makespan import simulate_plan
@@ -38,7 +43,9 @@ from gpusim.version import code_version
 
 NETWORKS, BATCHES, PLANS = ("alexnet", "vgg16", "resnet50", "inception_v3"), (32, 128), ("data", "owt", "layer")
 QUICK = (("encoder",), (2,))
-ROUNDS, STEPS = 9, 10
+ROUNDS, ROUND_MS, MOST_STEPS = 9, 100.0, 10
+#: Longest time that ranks wait for rank 0 to time the shares of a network.
+PLANNING = datetime.timedelta(minutes=30)
 #: Steps of DistributedDataParallel before one can be recorded in a CUDA graph (torch's notes on CUDA graphs).
 DDP_WARM_UP = 11
 
@@ -74,18 +81,22 @@ class OneDevice(torch.nn.Module):
 def timed(contenders: dict[str, Callable[[], object]], device: torch.device) -> dict[str, int]:
     """Median time of a step of each in ns, in turns, on the slowest rank."""
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        for _ in range(3):
+
+    def round_of(run: Callable[[], object], steps: int) -> float:
+        dist.barrier()
+        quiet(device)
+        begin = time.perf_counter_ns()
+        for _ in range(steps):
             run()
+        quiet(device)
+        return (time.perf_counter_ns() - begin) / steps
+
+    longest = torch.tensor([round_of(run, 3) for run in contenders.values()], device=device, dtype=torch.float64)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)  # all ranks make as many steps
+    steps = [max(2, min(MOST_STEPS, int(ROUND_MS * 1e6 / each_ns))) for each_ns in longest.tolist()]
     for _ in range(ROUNDS):
-        for name, run in contenders.items():
-            dist.barrier()
-            quiet(device)
-            begin = time.perf_counter_ns()
-            for _ in range(STEPS):
-                run()
-            quiet(device)
-            samples[name].append((time.perf_counter_ns() - begin) / STEPS)
+        for (name, run), count in zip(contenders.items(), steps, strict=True):
+            samples[name].append(round_of(run, count))
     slowest = torch.tensor([statistics.median(times) for times in samples.values()], device=device, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return dict(zip(samples, map(round, slowest.tolist()), strict=True))
@@ -97,8 +108,8 @@ def quiet(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def recorded(run: Callable[[], object], warm_up: int, device: torch.device) -> Callable[[], object] | None:
-    """The step in a CUDA graph; none where a rank cannot record it."""
+def recorded(run: Callable[[], object], warm_up: int, device: torch.device, pool: Any) -> Callable[[], object] | None:
+    """The step in a CUDA graph; none where a rank cannot record it. Graphs replay in turns and share a memory pool."""
     if device.type != "cuda":
         return None
     graph, error = torch.cuda.CUDAGraph(), ""
@@ -108,7 +119,8 @@ def recorded(run: Callable[[], object], warm_up: int, device: torch.device) -> C
             for _ in range(warm_up):
                 run()
         quiet(device)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        torch.cuda.empty_cache()
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
     except RuntimeError as failure:
         error = str(failure).splitlines()[0]
@@ -120,30 +132,49 @@ def recorded(run: Callable[[], object], warm_up: int, device: torch.device) -> C
     return graph.replay
 
 
-def from_rank_0(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
+def from_rank_0(value: Any, hosts: Any) -> Any:
+    """Rank 0's value, on every rank of a group that waits on the hosts."""
     values = [value]
-    dist.broadcast_object_list(values, src=0)
+    dist.broadcast_object_list(values, src=0, group=hosts)
     return values[0]
 
 
-def planned(name: str, batch: int, gpus: int, kept: Shares, device: torch.device) -> dict[str, tuple[Choice, int]]:
-    """Each plan with its predicted time, from shares that rank 0 times now."""
-    plans = {}
+@dataclass(frozen=True)
+class Predicted:
+    """A step before it runs."""
+
+    choice: Choice
+    step_ns: int
+    basis: str
+    """Source of the times of its sums."""
+
+
+def predict(
+    name: str, batch: int, gpus: int, kept: Shares, device: torch.device, hosts: Any, topology: str | None
+) -> dict[str, Predicted]:
+    """Each plan, and `ddp`, with its time from shares that rank 0 times now."""
+    steps = {}
     if dist.get_rank() == 0:
-        planner = Planner(network(name, batch).for_gpus(gpus), gpus, kept, device)
+        planner = Planner(network(name, batch).for_gpus(gpus), gpus, kept, device, topology)
+        sums = basis(planner.topology, "all_reduce", members(range(gpus), planner.topology.gpus_per_node))
         for plan in PLANS:
             choice = planner.choice(plan)
             planner.measure(choice)
-            plans[plan] = (choice, round(simulate_plan(planner.problem(), choice).makespan.step_ns))
-    result: dict[str, tuple[Choice, int]] = from_rank_0(plans)
+            step_ns = simulate_plan(planner.problem(), choice).makespan.step_ns
+            steps[plan] = Predicted(choice, round(step_ns), sums)
+        ddp = lower_ddp(planner.problem())
+        step_ns = engine_by_name(DEFAULT_ENGINE).run(ddp.plan, ddp.hardware).makespan_ns
+        steps["ddp"] = Predicted(steps["data"].choice, round(step_ns), sums)
+    result: dict[str, Predicted] = from_rank_0(steps, hosts)
     return result
 
 
-def case(name: str, batch: int, kept: Shares, device: torch.device) -> list[dict[str, Any]]:
+def case(
+    name: str, batch: int, kept: Shares, device: torch.device, hosts: Any, topology: str | None
+) -> list[dict[str, Any]]:
     """All plans of a network: predicted, checked, and timed beside DistributedDataParallel."""
     gpus, number = dist.get_world_size(), dist.get_rank()
-    plans = planned(name, batch, gpus, kept, device)
+    predicted = predict(name, batch, gpus, kept, device, hosts, topology)
     one = network(name, batch)
     graph = one.for_gpus(gpus)
     data = make_data(graph, 0, torch.float32, device)
@@ -159,8 +190,9 @@ def case(name: str, batch: int, kept: Shares, device: torch.device) -> list[dict
         module(part.inputs, part.targets).backward()
 
     steps: dict[str, Callable[[], object]] = {"ddp": ddp}
-    equal = {}
-    for plan, (choice, _) in plans.items():
+    equal = {"ddp": True}  # torch's own
+    for plan in PLANS:
+        choice = predicted[plan].choice
         small = network(name, 2).for_gpus(gpus)
         equal[plan] = compare_plan(small, choice, gpus, device=device, dtype=torch.float64).equal
         transport = Distributed(groups_of(graph, choice, gpus, "local"))
@@ -172,18 +204,22 @@ def case(name: str, batch: int, kept: Shares, device: torch.device) -> list[dict
 
         steps[plan] = step
     contenders = dict(steps)
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     for plan, run in steps.items():
-        graphed = recorded(run, DDP_WARM_UP if plan == "ddp" else 3, device)
+        graphed = recorded(run, DDP_WARM_UP if plan == "ddp" else 3, device, pool)
         contenders |= {} if graphed is None else {f"{plan}_graph": graphed}
     times = timed(contenders, device)
+    clock_mhz = sm_clock_mhz(device)
     rows = []
-    for plan, (_, predicted_ns) in plans.items():
-        row = {"network": name, "mode": "train", "batch": batch, "dtype": "tf32", "policy": f"parallel_{plan}"}
-        row |= {"gpus": gpus, "plan": plan, "communication": "measured", "predicted_ns": predicted_ns}
+    for plan, step in predicted.items():
+        policy = plan if plan == "ddp" else f"parallel_{plan}"
+        row = {"network": name, "mode": "train", "batch": batch, "dtype": "tf32", "policy": policy, "gpus": gpus}
+        row |= {"plan": "data" if plan == "ddp" else plan, "communication": "measured"}
+        row |= {"communication_basis": step.basis, "predicted_ns": step.step_ns}
         row |= {"measured_ns": times.get(f"{plan}_graph", times[plan]), "eager_ns": times[plan]}
         row |= {"launch": "graph" if f"{plan}_graph" in times else "eager", "outputs_equal": equal[plan]}
         row |= {"baselines": {key: value for key, value in times.items() if key.startswith("ddp")}, "fitted": False}
-        rows.append(row | {"date": today(), "commit": code_version()})
+        rows.append(row | {"date": today(), "commit": code_version(), "sm_clock_mhz": clock_mhz})
     return rows
 
 
@@ -214,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).resolve().parents[1] / "results")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="[default: %(default)s]")
+    parser.add_argument("--topology", help="links: a bundled name or a file [default: that of the GPU]")
     parser.add_argument("--quick", action="store_true", help="a small network: a test of this script")
     options = parser.parse_args(arguments)
     device = join()
@@ -229,19 +266,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for earlier in options.output.glob(f"parallel_steps_{short}_*.json")
         for row in json.loads(earlier.read_text())["cases"]
     }
-    done = from_rank_0(done)
+    hosts = dist.new_group(backend="gloo", timeout=PLANNING)
+    done = from_rank_0(done, hosts)
     names, batches = QUICK if options.quick else (options.networks.split(","), BATCHES)
     for name, batch in itertools.product(names, batches):
         if (name, batch, dist.get_world_size()) in done:
             continue
-        rows = case(name, batch, kept, device)
+        rows = case(name, batch, kept, device, hosts, options.topology)
         if first:
             write_rows(file, rows, device)
             for row in rows:
                 error = row["predicted_ns"] / row["measured_ns"] - 1
                 gain = min(row["baselines"].values()) / row["measured_ns"]
                 text = f"{row['measured_ns'] / 1e3:,.0f} us, predicted {error:+.1%}, {gain:.2f}x over DDP"
-                print(f"{name} b{batch} {row['plan']}: {text}", flush=True)
+                print(f"{name} b{batch} {row['policy']}: {text}", flush=True)
     return 0
 
 
