@@ -169,13 +169,15 @@ def boxes(output: Extents, config: Config, devices: Ints) -> tuple[Ints, Ints]:
 
 
 def needed(layer: Layer, number: int, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """Return the box of input `number`, halos included, that parts [low, high) of a layer's output need."""
+    """Return the box of input `number`, halos included, that parts [low, high) of a layer's output need.
+
+    The box is one of the source's output, which the input may be a part of.
+    """
     edge = layer.inputs[number]
     first, last = np.zeros_like(low), np.zeros_like(high)
     for place, need in enumerate(edge.needs):
-        first[..., place], last[..., place] = need.interval(
-            low[..., place], high[..., place], edge.extents[place], layer.output[place]
-        )
+        begin, end = need.interval(low[..., place], high[..., place], edge.extents[place], layer.output[place])
+        first[..., place], last[..., place] = begin + edge.origin[place], end + edge.origin[place]
     empty = (high <= low).any(axis=-1, keepdims=True)
     return np.where(empty, 0, first), np.where(empty, 0, last)
 

@@ -79,7 +79,7 @@ class Problem(ShortRepr):
 
 def _shape_key(layer: Layer) -> object:
     """Key of all properties of a layer that its costs depend on."""
-    inputs = tuple((edge.extents, edge.needs) for edge in layer.inputs)
+    inputs = tuple((edge.extents, edge.needs, edge.origin) for edge in layer.inputs)
     sizes = (layer.weight_elements, layer.statistics, layer.flops, layer.element_bytes, len(layer.ops))
     return layer.kind, layer.output, inputs, layer.splits, layer.channel_unit, sizes, layer.input_gradient
 
@@ -204,7 +204,8 @@ def _edge_matrix(
     source, user = (problem.graph.layers[index] for index in pair)
     topology, gpus = problem.topology, problem.gpus
     source, user, factor = alike(source, user, number, gpus)
-    key = (source.output, source_configs, user.output, user.inputs[number].needs, user_configs)
+    edge = user.inputs[number]
+    key = (source.output, source_configs, user.output, edge.extents, edge.origin, edge.needs, user_configs)
     if key not in known:
         known[key] = transfers(source, source_configs, user, number, user_configs, gpus, topology.gpus_per_node)
     moved, size = known[key], factor * user.element_bytes

@@ -78,6 +78,8 @@ class Edge(ShortRepr):
     source: int
     extents: Extents
     needs: tuple[Need, Need, Need, Need] = (SAME, SAME, SAME, SAME)
+    origin: Extents = (0, 0, 0, 0)
+    """First element of the source's output that belongs to this input, where it takes a part of it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,6 +123,8 @@ class Layer(ShortRepr):
     """Module path, such as `layer1.0.conv1`."""
     ops: tuple[LayerOp, ...] = ()
     """Operations for the executor; empty if only its times are known."""
+    obstacle: str = ""
+    """Why the executor cannot run it; empty if it can, or if nothing is known of its operations."""
     forward: tuple[int, ...] = ()
     """Ops of the trace in its forward pass."""
     backward: tuple[int, ...] = ()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.layerwise.configs import RUNNING, Config, boxes, interval, needed, volume
-from gpusim.layerwise.layers import BATCH, Ints, Layer, Need
+from gpusim.layerwise.layers import BATCH, Extents, Ints, Layer, Need
 
 Floats = npt.NDArray[np.float64]
 Axis = tuple[int, int]
@@ -106,17 +106,21 @@ def alike(source: Layer, user: Layer, number: int, gpus: int) -> tuple[Layer, La
     Channels divisible by any number of GPUs are split evenly, so volumes are proportional to them.
     """
     channels, users = source.output[1], user.output[1]
-    rule = user.inputs[number].needs[1].rule
-    whole = channels % gpus == 0 and source.channel_unit == 1
+    edge = user.inputs[number]
+    rule = edge.needs[1].rule
+    whole = channels % gpus == 0 and source.channel_unit == 1 and edge.extents[1] == channels
     if not (whole and (rule == "all" or (rule == "same" and channels == users))):
         return source, user, 1
     fewer = users if rule == "all" else gpus
-    return _with_channels(source, gpus), _with_channels(user, fewer), channels // gpus
+    taken = replace(edge, extents=_with_channels(edge.extents, gpus))
+    inputs = tuple(taken if place == number else each for place, each in enumerate(user.inputs))
+    user = replace(user, output=_with_channels(user.output, fewer), inputs=inputs)
+    return replace(source, output=_with_channels(source.output, gpus)), user, channels // gpus
 
 
-def _with_channels(layer: Layer, channels: int) -> Layer:
-    n, _, h, w = layer.output
-    return replace(layer, output=(n, channels, h, w))
+def _with_channels(extents: Extents, channels: int) -> Extents:
+    n, _, h, w = extents
+    return n, channels, h, w
 
 
 def moved_elements(
@@ -182,11 +186,12 @@ def _lengths(
     """Return the areas of one half."""
     held = sent = wanted = np.ones(1, np.int64)
     for number_in_half, place in enumerate(_HALVES[half]):
-        rule, extent, output = user.inputs[number].needs[place], source.output[place], user.output[place]
+        edge, output = user.inputs[number], user.output[place]
+        taken = _Taken(edge.needs[place], source.output[place], edge.extents[place], edge.origin[place])
         own_axes = [pair[number_in_half] for pair in own.axes]
         need_axes = [pair[number_in_half] for pair in need.axes]
         distinct, needed_axes = tuple(dict.fromkeys(own_axes)), tuple(dict.fromkeys(need_axes))
-        along = _along(rule, extent, output, distinct, needed_axes, gpus, gpus_per_node)
+        along = _along(taken, output, distinct, needed_axes, gpus, gpus_per_node)
         rows = np.array([distinct.index(axis) for axis in own_axes])[:, None]
         columns = np.array([needed_axes.index(axis) for axis in need_axes])
         held = held * along.held[rows, columns]
@@ -196,10 +201,25 @@ def _lengths(
     return _Areas(held.astype(kind), sent.astype(kind), wanted.astype(kind))
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One dimension of an edge: what a user's interval needs of an input that may be a part of its source."""
+
+    need: Need
+    whole: int
+    """Extent of the source."""
+    extent: int
+    origin: int
+
+    def interval(self, low: Ints, high: Ints, output: int) -> tuple[Ints, Ints]:
+        """Return the interval of the source that an interval of the user's output needs."""
+        first, last = self.need.interval(low, high, self.extent, output)
+        return first + self.origin, last + self.origin
+
+
 @lru_cache(maxsize=32)
 def _along(
-    rule: Need,
-    extent: int,
+    taken: _Taken,
     output: int,
     own_axes: tuple[Axis, ...],
     need_axes: tuple[Axis, ...],
@@ -208,13 +228,13 @@ def _along(
 ) -> _Areas:
     """Return the lengths in one dimension; cached, as consecutive edges of a network agree in most dimensions."""
     devices, holders = _devices(gpus, gpus_per_node)
-    ends = _intervals(extent, own_axes, holders.ravel())
+    ends = _intervals(taken.whole, own_axes, holders.ravel())
     held_low, held_high = (each.reshape(-1, *holders.shape) for each in ends)
-    low, high = rule.interval(*_intervals(output, need_axes, devices), extent, output)
+    low, high = taken.interval(*_intervals(output, need_axes, devices), output)
     held = _overlap(held_low[:, None], held_high[:, None], low[None, :, None], high[None, :, None])
     sums = {}
     for degree in {degree for degree, _ in need_axes}:
-        first, last = rule.interval(*interval(output, degree, np.arange(degree)), extent, output)
+        first, last = taken.interval(*interval(output, degree, np.arange(degree)), output)
         sums[degree] = _overlap(held_low[:, 0, :, None], held_high[:, 0, :, None], first, last).sum(axis=-1)
     return _Areas(held, np.stack([sums[degree] for degree, _ in need_axes], axis=1), high - low)
 

@@ -104,5 +104,5 @@ def _with_padding(
         rule = edge.needs[place]
         if split and rule.rule == "window":
             wanted = rule.padded(int(low[place]), int(high[place]), edge.extents[place], user.output[place])
-            first[place], last[place] = wanted
+            first[place], last[place] = (each + edge.origin[place] for each in wanted)
     return first, last
