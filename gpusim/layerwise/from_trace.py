@@ -18,8 +18,12 @@ from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.layer_rules import Rule, broadcast, fits, parameters_of, rule_of, tensors_in
-from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Layer, LayerGraph, check_graph
+from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
 from gpusim.layerwise.op_programs import first_program, following_program, loss_program
+from gpusim.layerwise.operands import CannotRunError, Fixed, Operands, calls_of
+from gpusim.layerwise.parts import WHOLE, moved, part_origin
+from gpusim.layerwise.readers import Readers, share_concatenations
+from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
 from gpusim.trace.element_sizes import DTYPE_BYTES
 
 #: Most layers without a rule that a note names.
@@ -36,6 +40,8 @@ class _Value:
     frame: Frame | None
     reordered: bool = False
     """Whether a view changed the order along a dimension, as a shuffle of channels does."""
+    origin: Extents | None = WHOLE
+    """Its first element in the layer's output; None if it is no box of that output."""
 
 
 @dataclass(slots=True)
@@ -49,8 +55,10 @@ class _Draft:
     paths: set[str] = field(default_factory=set)
     weights: set[int] = field(default_factory=set)
     """Tensors of its parameters."""
-    runs: bool = True
-    """Whether the executor supports all of its operations."""
+    regions: set[Region] = field(default_factory=set)
+    """Parts of them that it uses."""
+    obstacle: str = ""
+    """Why the executor cannot run it."""
 
 
 def layers_of(trace: Trace) -> LayerGraph:
@@ -60,18 +68,22 @@ def layers_of(trace: Trace) -> LayerGraph:
         raise OptionError(f"'{trace.name}' was imported ({kind}) and has no tensors: layers need a captured step")
     drafts = _Reader(trace).drafts
     _assign_backward(trace, drafts)
-    weights = _weight_elements(trace, drafts)
+    weights = weight_elements([draft.regions for draft in drafts])
+    for draft, other in zip(drafts, shared_with([draft.regions for draft in drafts]), strict=True):
+        if other is not None and not draft.obstacle:
+            draft.obstacle = f"it uses the weights of layer '{drafts[other].layer.name}'"
     layers = tuple(
         replace(
             draft.layer,
             forward=tuple(draft.forward),
             backward=tuple(draft.backward),
             weight_elements=weights[number],
-            ops=draft.layer.ops if draft.runs else (),
+            ops=() if draft.obstacle else draft.layer.ops,
+            obstacle=draft.obstacle,
         )
         for number, draft in enumerate(drafts)
     )
-    layers = _incremental(layers)
+    layers = share_concatenations(layers)
     graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
     check_graph(graph)
     return graph
@@ -104,7 +116,7 @@ class _Reader:
             if tensor.role in ("input", "target"):
                 integers = tensor.dtype.startswith("int")
                 self.values[index] = _Value(BATCH, of_input(tensor.shape, self.batch, integers))
-        self._readers = _readers(trace)
+        self._readers = Readers(trace)
         for index, op in enumerate(trace.ops):
             if op.phase == "forward":
                 self._read(index, op)
@@ -137,7 +149,11 @@ class _Reader:
             value = sources[0][1]
             frame = rules.view_frame(self.trace, op, name, value.frame, output)
             reordered = value.reordered or rules.reorders(op, name, value.frame)
-            self.values[output] = _Value(value.layer, frame, reordered)
+            origin = value.origin
+            if frame is not None and value.frame is not None and origin is not None:
+                begin = part_origin(self.trace, op, name, value.frame, output)
+                origin = None if begin is None else moved(origin, begin)
+            self.values[output] = _Value(value.layer, frame, reordered, origin)
 
     def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
         """Return the layer that the op is part of, or None."""
@@ -157,19 +173,31 @@ class _Reader:
         if output is None or self.trace.tensors[output].shape != self.trace.tensors[first].shape:
             return None
         in_place = first in op.writes
-        if not in_place and self._readers.get(first, 0) > 1:
+        if not in_place and self._readers.of(first) > 1:
             return None
         draft = self.drafts[value.layer]
         if draft.frame is None or draft.layer.kind == "other":
             return None
         return value.layer
 
-    def _is_whole(self, value: _Value) -> bool:
-        """Whether a value is all of its layer's output in its order: the executor has no views."""
-        if value.layer is None or value.layer == BATCH:
-            return True
-        output = self.drafts[value.layer].layer.output
-        return value.frame is not None and value.frame.extents == output and not value.reordered
+    def _operands(self, index: int, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> Operands:
+        """Return an operator with the boxes of layers that it takes. Raises `CannotRunError` if it takes no boxes."""
+        inputs: dict[int, tuple[int, Frame]] = {}
+        for number, (tensor, value) in enumerate(from_layers):
+            if value.frame is None:
+                raise CannotRunError(f"a view before its {name} leaves no known dimensions")
+            if value.reordered or value.origin is None:
+                raise CannotRunError(f"a view before its {name} reorders or scatters a layer's output")
+            inputs.setdefault(tensor, (number, value.frame))
+        return Operands(self.trace, op, name, index, inputs, self._depends)
+
+    def _depends(self, tensor: int) -> bool:
+        return tensor in self.values and self.values[tensor].layer is not None
+
+    def _is_all(self, value: _Value) -> bool:
+        """Whether a value is all of its layer's output."""
+        assert value.layer is not None
+        return value.frame is not None and value.frame.extents == self.drafts[value.layer].layer.output
 
     def _is_loss(self, layer: int) -> bool:
         return layer != BATCH and self.drafts[layer].layer.kind == "loss"
@@ -185,16 +213,24 @@ class _Reader:
         if name in rules.BATCH_NORMS:
             layer = replace(layer, statistics=layer.statistics + 2 * layer.output[1])
         if layer.kind == "loss":
-            draft.runs &= self._on_loss(op, name, producer, [value.layer for _, value in from_layers])
+            if not self._on_loss(op, name, producer, [value.layer for _, value in from_layers]):
+                draft.obstacle = draft.obstacle or f"nothing runs the {name} of its loss"
             layer = draft.layer
         else:
-            more = following_program(self.trace, op, name, frame)
-            draft.runs &= bool(more) and self._is_whole(from_layers[0][1])
-            layer = replace(layer, ops=(*layer.ops, *more))
+            try:
+                if name != "clone" and not self._is_all(from_layers[0][1]):
+                    raise CannotRunError(f"its {name} is for a part of it")
+                if any(edge.source == producer for each in self.drafts[producer:] for edge in each.layer.inputs):
+                    raise CannotRunError(f"its {name} changes it after another layer has read it")
+                more = following_program(self._operands(index, op, name, from_layers), frame)
+                layer = replace(layer, ops=(*layer.ops, *more))
+                self._note_fixed(draft, more)
+            except CannotRunError as reason:
+                draft.obstacle = draft.obstacle or str(reason)
         if name not in rules.LOSSES and not any(t in op.writes for t in tensors_in(op.args)[:1]):
             layer = replace(layer, kept_elements=layer.kept_elements + prod(layer.output))
         draft.layer = layer
-        self._give(op, producer, frame)
+        self._give(op, replace(from_layers[0][1], layer=producer))
 
     def _on_loss(self, op: Op, name: str, producer: int, owners: Sequence[int | None]) -> bool:
         """Note an operator on losses, whose sum is the executor's loss; false if unsupported."""
@@ -219,33 +255,45 @@ class _Reader:
         self._names[path] += 1
         count = self._names[path]
         layer = replace(layer, name=path if count == 1 else f"{path} ({count})", path=op.layer)
-        program = first_program(self.trace, op, name, layer)
-        runs = bool(program) and all(self._is_whole(value) for _, value in from_layers)
-        draft = _Draft(replace(layer, ops=program), frame, runs=runs)
+        draft = _Draft(layer, frame)
+        try:
+            program = first_program(self._operands(index, op, name, from_layers), layer, frame)
+            draft.layer = replace(layer, ops=program)
+            self._note_fixed(draft, program)
+        except CannotRunError as reason:
+            draft.obstacle = str(reason)
         draft.forward += [*self.pending, index]
         self.pending = []
         draft.paths.add(op.layer)
         self._note_weights(draft, op)
         self.drafts.append(draft)
-        self._give(op, number, frame)
+        self._give(op, _Value(number, frame))
 
     def _note_weights(self, draft: _Draft, op: Op) -> None:
         for tensor in op.reads:
-            if self.trace.tensors[tensor].role == "parameter":
-                draft.weights.add(tensor)
-            elif self.trace.tensors[tensor].role == "activation":  # a transposed view of one
-                draft.weights |= parameters_of(self.trace, tensor)
+            if self.trace.tensors[tensor].role in ("parameter", "activation"):  # or a transposed view of one
+                found = parameters_of(self.trace, tensor)
+                draft.weights |= found
+                draft.regions |= {region_of(self.trace, tensor)} if found else set()
 
-    def _give(self, op: Op, layer: int, frame: Frame | None) -> None:
-        """Assign the op's results to the layer, with all views of tensors that it changes."""
+    def _note_fixed(self, draft: _Draft, program: Sequence[LayerOp]) -> None:
+        """Note the parameters of fixed tensors as the layer's."""
+        for op in program:
+            for fixed in calls_of(op):
+                if isinstance(fixed, Fixed):
+                    draft.weights |= set(fixed.parameters)
+                    draft.regions |= {region_of(self.trace, tensor) for tensor in fixed.parameters}
+
+    def _give(self, op: Op, given: _Value) -> None:
+        """Assign the op's results to a layer, with all views of tensors that it changes."""
         changed = {self.trace.tensors[t].storage for t in op.writes if t in self.values}
         for output in op.outputs:
             if output is not None:
-                same = frame is not None and fits(self.trace, output, frame)
-                self.values[output] = _Value(layer, frame if same else None)
+                same = given.frame is not None and fits(self.trace, output, given.frame)
+                self.values[output] = given if same else replace(given, frame=None)
         for tensor, value in list(self.values.items()):
             if self.trace.tensors[tensor].storage in changed and value.layer not in (None, BATCH):
-                self.values[tensor] = replace(value, layer=layer)
+                self.values[tensor] = replace(value, layer=given.layer)
 
     def _layer(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
         """Return the layer that an operator begins, and the frame of its result."""
@@ -277,10 +325,14 @@ class _Reader:
         edges = []
         for number, (_, value) in enumerate(from_layers):
             assert value.layer is not None
+            origin = WHOLE
             if value.layer == BATCH:
                 extents = value.frame.extents if value.frame is not None else (self.batch, 1, 1, 1)
+                origin = value.origin or WHOLE
             else:
                 extents = self.drafts[value.layer].layer.output
+                if value.frame is not None and value.origin is not None and not value.reordered:
+                    extents, origin = value.frame.extents, value.origin
             need = rule.needs[number] if number < len(rule.needs) else None
             if need is None or value.frame is None or value.frame.extents != extents:
                 alike = value.frame is not None and rule.frame is not None and rule.splits == "nchw"
@@ -288,44 +340,8 @@ class _Reader:
                 if need is None:
                     scaled = rule.splits and value.frame is not None
                     need = (SCALE if scaled else SAME if rule.splits else ALL, ALL, ALL, ALL)
-            edges.append(Edge(value.layer, extents, need))
+            edges.append(Edge(value.layer, extents, need, origin))
         return tuple(edges)
-
-
-def _readers(trace: Trace) -> dict[int, int]:
-    """Count the forward ops that read each tensor, or a view of it, before it is changed in place."""
-    root: dict[int, int] = {}
-    version: Counter[int] = Counter()
-    count: Counter[tuple[int, int]] = Counter()
-    first_version: dict[int, int] = {}
-    for op in trace.ops:
-        if op.phase != "forward":
-            continue
-        tensors = tensors_in(op.args) + tensors_in(op.kwargs)
-        if rules.base_name(op) in rules.VIEWS and not op.kernels:
-            for output in op.outputs:
-                if output is not None and tensors:
-                    root[output] = root.get(tensors[0], tensors[0])
-            continue
-        for base in {root.get(t, t) for t in tensors}:
-            count[base, version[base]] += 1
-        for tensor in op.writes:
-            base = root.get(tensor, tensor)
-            version[base] += 1
-            first_version.setdefault(base, version[base])
-    # A tensor that is written in place after its creation has new readers after each change.
-    return {base: max(n for (b, _), n in count.items() if b == base) for base in {b for b, _ in count}} if count else {}
-
-
-def _weight_elements(trace: Trace, drafts: Sequence[_Draft]) -> list[int]:
-    """Elements of each layer's parameters; a parameter shared by layers counts for the first."""
-    seen: set[int] = set()
-    elements = []
-    for draft in drafts:
-        new = {trace.tensors[t].storage: t for t in draft.weights if trace.tensors[t].storage not in seen}
-        seen |= set(new)
-        elements.append(sum(prod(trace.tensors[t].shape) for t in new.values()))
-    return elements
 
 
 def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:
@@ -353,24 +369,3 @@ def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:
         elif owners or makers:
             last = max(owners or makers)
         drafts[last].backward.append(index)
-
-
-def _incremental(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Let concatenations that begin with the inputs of an earlier one use its result instead.
-
-    The values are the same, and a network whose layers concatenate all earlier ones (DenseNet) then reduces.
-    """
-    seen: dict[tuple[int, ...], int] = {}
-    result: list[Layer] = []
-    for index, layer in enumerate(layers):
-        if layer.kind == "concat":
-            sources = tuple(edge.source for edge in layer.inputs)
-            for length in range(len(sources) - 1, 0, -1):
-                earlier = seen.get(sources[:length])
-                if earlier is not None and result[earlier].output[0::2] == layer.output[0::2]:
-                    merged = Edge(earlier, result[earlier].output, layer.inputs[0].needs)
-                    layer = replace(layer, inputs=(merged, *layer.inputs[length:]))
-                    break
-            seen[sources] = index
-        result.append(layer)
-    return tuple(result)

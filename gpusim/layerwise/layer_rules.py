@@ -132,8 +132,9 @@ def _linear(trace: Trace, op: Op, first: Frame, shape: Sequence[int]) -> Rule | 
         return None
     frame = Frame((first.rows[0], (("c", shape[1]),)))
     features = prod(size for _, size in first.rows[1])
-    n, c, h, w = (SAME if letter in kept else ALL for letter in "nchw")
-    splits = "".join(x for x in "nchw" if x == "c" or x in kept)
+    both = {letter for letter, size in first.rows[1] if size > 1}  # not split, if it has positions, too
+    n, c, h, w = (SAME if letter in kept and letter not in both else ALL for letter in "nchw")
+    splits = "".join(x for x in "nchw" if x == "c" or (x in kept and x not in both))
     return Rule("linear", splits, frame, 2 * prod(shape) * features, ((n, c, h, w),))
 
 

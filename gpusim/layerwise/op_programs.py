@@ -1,31 +1,45 @@
-"""Traced operators as operations for the executor (`LayerOp`); None if unsupported.
+"""Traced operators as operations for the executor (`LayerOp`).
 
-A layer with an unsupported operator keeps its times but cannot be executed.
+`CannotRunError` says why an operator has none: its layer keeps its times but cannot be executed.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from typing import Any, Final
+
+import msgspec
 
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
-from gpusim.layerwise.layer_rules import parameters_of
-from gpusim.layerwise.layers import Layer, LayerOp
+from gpusim.layerwise.layer_rules import parameters_of, tensors_in
+from gpusim.layerwise.layers import DIMS, Layer, LayerOp
+from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
 #: Functions of one tensor, by their name in `torch.nn.functional`.
 ACTIVATIONS: Final = ("relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
+#: Operators of a layer's value and a number or a fixed tensor.
+ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill")
+#: Operators that are run on tensors laid out as they were traced, each sample by itself.
+LAID_OUT: Final = rules.names(
+    "_softmax _safe_softmax bmm mean sum cat stack roll constant_pad_nd cumsum amax amin var tril "
+    "add sub mul div mm addmm"
+)
 
 
-def first_program(trace: Trace, op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
-    """Return the operations of a new layer's first operator; empty if unsupported."""
+def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tuple[LayerOp, ...]:
+    """Return the operations of a new layer's first operator; `frame` is that of its result. Raises `CannotRunError`."""
+    trace, op, name = operands.trace, operands.op, operands.name
     if layer.kind == "convolution":
         return _convolution(trace, op)
     if layer.kind == "linear":
-        return _linear(trace, op, layer)
+        return _linear(operands, layer)
     if layer.kind == "pool":
         return _pool(op, name, layer)
     if layer.kind == "concat":
@@ -35,25 +49,35 @@ def first_program(trace: Trace, op: Op, name: str, layer: Layer) -> tuple[LayerO
     if layer.kind == "batch_norm":
         return _batch_norm(op)
     if layer.kind == "loss" and name == "_log_softmax":
-        return (LayerOp("loss"),)
+        return _loss(op, layer)
     if layer.kind == "layer_norm":
         return _layer_norm(op, layer)
-    return following_program(trace, op, name, None) if layer.kind == name else ()
+    if layer.kind == "attention":
+        return attention(operands, layer)
+    if layer.kind in ("by_sample", "other"):
+        return _laid_out(operands, frame)
+    if layer.kind == name:
+        return following_program(operands, frame)
+    raise CannotRunError(f"nothing runs its {name}")
 
 
-def following_program(trace: Trace, op: Op, name: str, frame: Frame | None) -> tuple[LayerOp, ...]:
-    """Return the operations of an operator that is part of a layer; `frame` is that of its input."""
-    if name in ACTIVATIONS:
-        return (LayerOp(name, dict(op.kwargs)),) if len(op.args) == 1 else ()
+def following_program(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
+    """Return the operations of an operator that is part of a layer; `frame` is that of its input.
+
+    Raises `CannotRunError`.
+    """
+    op, name = operands.op, operands.name
+    if name in ACTIVATIONS and len(op.args) == 1:
+        return (LayerOp(name, dict(op.kwargs)),)
     if name == "clone":
         return (LayerOp("identity"),)
     if name == "native_dropout":
         return (LayerOp("dropout", {"p": float(op.args[1])}),)
     if name in rules.BATCH_NORMS:
         return _batch_norm(op)
-    if name == "mul" and _is_channel_scale(trace, op, frame):
-        return (LayerOp("channel_scale"),)
-    return ()
+    if name in ARITHMETIC and frame is not None and not op.kwargs:
+        return _arithmetic(operands, frame)
+    raise CannotRunError(f"nothing runs its {name}")
 
 
 def loss_program(op: Op, name: str) -> tuple[LayerOp, ...] | None:
@@ -81,12 +105,22 @@ def _convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
     return (LayerOp("convolution", options),)
 
 
-def _linear(trace: Trace, op: Op, layer: Layer) -> tuple[LayerOp, ...]:
-    edge = layer.inputs[0]
-    flat = tuple(need.rule for need in edge.needs[2:]) != ("same", "same")
-    features = edge.extents[1] * (edge.extents[2] * edge.extents[3] if flat else 1)
-    options = {"channels": (features, layer.output[1]), "bias": rules.base_name(op) == "addmm"}
-    return (*([LayerOp("flatten")] if flat else []), LayerOp("linear", options))
+def _linear(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
+    """A product with a parameter, over the channels or over a flattened map."""
+    op, name = operands.op, operands.name
+    if op.kwargs or (name == "addmm" and not parameters_of(operands.trace, tensors_in(op.args[0])[0])):
+        raise CannotRunError(f"nothing runs its {name} with these arguments")
+    ((_, frame),) = operands.inputs.values()
+    positions = set(frame.letters(0))
+    features = tuple((letter, size) for letter, size in frame.rows[1] if size > 1)
+    bias = name == "addmm" or (name == "linear" and len(op.args) > 2 and op.args[2] is not None)
+    options = {"channels": (prod(size for _, size in features), layer.output[1]), "bias": bias}
+    order = [DIMS.index(letter) for letter, _ in features]
+    if positions == {"n"} and order == sorted(order):
+        return (LayerOp("flatten"), LayerOp("linear", options))
+    if set(order) <= {1}:
+        return (LayerOp("linear", options),)
+    return (LayerOp("features", {"features": features}), LayerOp("linear", options))
 
 
 def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
@@ -97,14 +131,14 @@ def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
     if name == "_adaptive_avg_pool2d":
         return (LayerOp("adaptive_pool", {"output": layer.output[2:]}),)
     if name not in rules.WINDOWS:
-        return ()
+        raise CannotRunError(f"nothing runs its {name}")
     average = name == "avg_pool2d"
     windows = layer.inputs[0].needs[2:]
-    if any(need.dilation != 1 for need in windows) or (
-        average and any(argument is not True for argument in op.args[5:6])
-    ):
-        return ()
     ceil = len(op.args) > (4 if average else 5) and bool(op.args[4 if average else 5])
+    if any(need.dilation != 1 for need in windows):
+        raise CannotRunError(f"nothing runs its {name} with a dilation")
+    if average and (ceil or any(argument is not True for argument in op.args[5:6])):
+        raise CannotRunError(f"nothing runs its {name} that rounds up or leaves padding out")
     options = {
         "kernel": tuple(need.kernel for need in windows),
         "stride": tuple(need.stride for need in windows),
@@ -112,31 +146,111 @@ def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
         "average": average,
         "ceil": ceil,
     }
-    return () if average and ceil else (LayerOp("pool", options),)
+    return (LayerOp("pool", options),)
 
 
 def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
-    trains = len(op.args) > _NORM_EPSILON and op.args[_NORM_TRAINING] is True
-    return (LayerOp("batch_norm", {"epsilon": float(op.args[_NORM_EPSILON])}),) if trains else ()
+    if len(op.args) > _NORM_EPSILON and op.args[_NORM_TRAINING] is True:
+        return (LayerOp("batch_norm", {"epsilon": float(op.args[_NORM_EPSILON])}),)
+    raise CannotRunError("its BatchNorm uses running statistics")
 
 
 def _layer_norm(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
     """LayerNorm over the channels, with weight and bias."""
     over, weights = list(op.args[_LAYER_NORM_SHAPE]), op.args[_LAYER_NORM_SHAPE + 1 : _LAYER_NORM_EPSILON]
-    if over != [layer.output[1]] or "c" in layer.splits or any(each is None for each in weights):
-        return ()
+    if over != [layer.output[1]] or "c" in layer.splits:
+        raise CannotRunError("its LayerNorm is not over the channels alone")
+    if any(each is None for each in weights):
+        raise CannotRunError("its LayerNorm lacks weight or bias")
     return (LayerOp("layer_norm", {"epsilon": float(op.args[_LAYER_NORM_EPSILON])}),)
 
 
-def _is_channel_scale(trace: Trace, op: Op, frame: Frame | None) -> bool:
-    """Whether one factor is a parameter with a value for each channel, as ConvNeXt's layer scale is."""
-    factors = [argument["tensor"] for argument in op.args if isinstance(argument, dict) and "tensor" in argument]
-    scales = [tensor for tensor in factors if parameters_of(trace, tensor)]
-    if frame is None or len(factors) != 2 or len(scales) != 1:
+def _loss(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
+    if layer.inputs[0].extents != layer.output or int(op.args[1]) not in (1, -1 if layer.output[2:] == (1, 1) else 1):
+        raise CannotRunError("its classes are not the channels")
+    return (LayerOp("loss"),)
+
+
+def _arithmetic(operands: Operands, frame: Frame) -> tuple[LayerOp, ...]:
+    """A layer's value with a number, or with a fixed tensor that is broadcast to it."""
+    op, name = operands.op, operands.name
+    first, second = op.args[0], op.args[1]
+    if isinstance(second, int | float) and name in ("mul", "div"):
+        return (LayerOp("scale", {"factor": float(second) if name == "mul" else 1 / float(second)}),)
+    options: dict[str, Any] = {"function": name, "rows": frame.rows}
+    if isinstance(second, int | float):
+        return (LayerOp("with_number", {**options, "number": second}),)
+    mine = [number for number, each in enumerate((first, second)) if tensors_in(each)[0] in operands.inputs]
+    if len(mine) != 1 or len(op.args) != (3 if name == "masked_fill" else 2) or (mine == [1] and name != "add"):
+        raise CannotRunError(f"nothing runs its {name} with these arguments")
+    other = tensors_in((first, second)[1 - mine[0]])[0]
+    if name in ("add", "mul") and _is_by_channel(operands.trace, other, frame):
+        return (LayerOp("channel_bias" if name == "add" else "channel_scale"),)
+    _check_broadcast(operands.trace.tensors[other].shape, frame)
+    if name == "masked_fill":
+        options["number"] = _number(op.args[2])
+    return (LayerOp("with_fixed", {**options, "fixed": operands.fixed(other)}),)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, dict) and set(value) == {"float"}:
+        return float(value["float"])
+    raise CannotRunError("it fills with a tensor")
+
+
+def _check_broadcast(shape: tuple[int, ...], frame: Frame) -> None:
+    """Raise `CannotRunError` unless a fixed tensor can be broadcast, and is the same for all samples."""
+    rows = frame.rows[len(frame.rows) - len(shape) :]
+    sizes = [prod(size for _, size in row) for row in rows]
+    by_sample = any(size > 1 and letter == "n" for row, size in zip(rows, shape, strict=True) for letter, _ in row)
+    if len(shape) > len(frame.rows) or by_sample or any(a not in (1, b) for a, b in zip(shape, sizes, strict=True)):
+        raise CannotRunError("it takes a fixed tensor that differs between samples or has other dimensions")
+
+
+def _is_by_channel(trace: Trace, tensor: int, frame: Frame) -> bool:
+    """Whether a tensor is a parameter with a value for each channel, as ConvNeXt's layer scale is."""
+    if not parameters_of(trace, tensor):
         return False
-    shape, rank = trace.tensors[scales[0]].shape, len(frame.rows)
+    shape, rank = trace.tensors[tensor].shape, len(frame.rows)
     wide = [place for place, size in enumerate(shape) if size > 1]
-    return len(wide) == 1 and frame.rows[rank - len(shape) + wide[0]] == (("c", shape[wide[0]]),)
+    whole = len(wide) == 1 and frame.extents[1] == shape[wide[0]]
+    return whole and frame.rows[rank - len(shape) + wide[0]] == (("c", shape[wide[0]]),)
+
+
+def _laid_out(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
+    """An operator on tensors as they were traced: its inputs are laid out for it, and its result is put in order."""
+    op, name = operands.op, operands.name
+    results = [number for number, each in enumerate(op.outputs) if each is not None]
+    taken = tensors_in(op.args) + tensors_in(op.kwargs)
+    in_place = any(tensor in op.writes for tensor in taken)
+    if name not in LAID_OUT or frame is None or not results or (in_place and name not in ARITHMETIC) or op.random:
+        raise CannotRunError(f"nothing runs its {name}")
+    layouts = {tensor: (number, each.rows) for tensor, (number, each) in operands.inputs.items()}
+    every = [frame.rows, *(rows for _, rows in layouts.values())]
+    if any(all(letter != "n" for row in rows for letter, _ in row) for rows in every):
+        raise CannotRunError("a view before it leaves no dimension of samples")
+    fixed = {tensor: _fixed_operand(operands, tensor) for tensor in taken if tensor not in operands.inputs}
+    if in_place:
+        op = msgspec.structs.replace(op, target=op.target.replace("_.", ".", 1), writes=())
+    call = Call(operands.trace, op, layouts, fixed)
+    return (LayerOp("laid_out", {"operator": op.target, "call": call, "result": results[0], "rows": frame.rows}),)
+
+
+def _fixed_operand(operands: Operands, tensor: int) -> Fixed:
+    """Return a fixed operand of an operator on tensors as they were traced: the same for all samples."""
+    fixed, name = operands.fixed(tensor), operands.name
+    each = operands.trace.tensors[tensor]
+    if name in rules.LINEAR:
+        return fixed
+    rank = max(len(frame.rows) for _, frame in operands.inputs.values())
+    repeated = len(each.shape) == rank and (each.shape[0] == 1 or each.stride[0] == 0)
+    if name in ("cat", "stack") and repeated and rank > 0:
+        return replace(fixed, repeated=True)
+    if name in ARITHMETIC and (len(each.shape) < rank or each.shape[0] == 1):
+        return fixed
+    raise CannotRunError(f"nothing runs its {name} with a tensor that the batch does not make")
 
 
 def _pair(value: Any) -> tuple[int, int]:

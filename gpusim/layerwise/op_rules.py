@@ -13,40 +13,41 @@ from gpusim.layerwise.frames import Frame, by_rank, permuted, viewed, with_row
 from gpusim.layerwise.layers import DIMS
 
 
-def _names(words: str) -> frozenset[str]:
+def names(words: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(words.split())
 
 
 #: Operators that only give another view of memory: no layers.
-VIEWS: Final = _names(
+VIEWS: Final = names(
     "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
     "split_with_sizes unbind detach alias lift_fresh_copy as_strided"
 )
 _PERMUTATIONS: Final = ("t", "transpose", "permute")
-CONVOLUTIONS: Final = _names("convolution")
-LINEAR: Final = _names("addmm mm linear")
-BATCH_NORMS: Final = _names(
+CONVOLUTIONS: Final = names("convolution")
+LINEAR: Final = names("addmm mm linear")
+BATCH_NORMS: Final = names(
     "cudnn_batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update miopen_batch_norm"
 )
-WINDOWS: Final = _names("max_pool2d_with_indices avg_pool2d")
-ATTENTION: Final = _names(
+WINDOWS: Final = names("max_pool2d_with_indices avg_pool2d")
+ATTENTION: Final = names(
     "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
     "_scaled_dot_product_cudnn_attention scaled_dot_product_attention"
 )
 #: Each element of the output needs the same element of each input: all splits are valid.
-POINTWISE: Final = _names(
+POINTWISE: Final = names(
     "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu softplus threshold "
     "native_dropout dropout bernoulli add sub mul div pow neg exp sqrt rsqrt clamp clone copy _to_copy "
     "fill masked_fill where eq ne abs square reciprocal log sin cos "
     "empty_like zeros_like ones_like full_like rand_like randn_like"
 )
 #: These treat samples separately if they work on dimensions other than the first; no other split is known.
-BY_SAMPLE: Final = _names(
+BY_SAMPLE: Final = names(
     "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
     "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll _embedding_bag"
 )
 #: Operators that end a step: they average over samples, which parts of the batch can do separately.
-LOSSES: Final = _names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
+LOSSES: Final = names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
 
 
 def base_name(op: Op) -> str:

@@ -34,7 +34,8 @@ from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.pieces import pieces
-from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data, sharing
+from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
+from gpusim.gpu.layerwise.sharing import sharing
 from gpusim.gpu.layerwise.transport import Alone, Groups
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.compute import Roofline

@@ -1,4 +1,4 @@
-"""Program of `tests/gpu/test_layerwise.py` on each rank: `python -m tests.support.rank WHAT...`."""
+"""Program of tests of plans on each rank: `python -m tests.support.rank WHAT...`; a file is a captured step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
+from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.network_builder import NetworkBuilder
+from gpusim.step import load
 from tests.support.layer_networks import small_cnn, tables
 
 CPU = torch.device("cpu")
@@ -53,10 +55,21 @@ def plans(graph: LayerGraph, gpus: int) -> list[Choice]:
 
 
 def check() -> dict[str, object]:
+    return checked(networks(dist.get_world_size()))
+
+
+def captured(file: str) -> dict[str, object]:
+    """Check a captured step."""
+    gpus = dist.get_world_size()
+    return checked([layers_of(load(file).trace).for_gpus(gpus)])
+
+
+def checked(graphs: list[LayerGraph]) -> dict[str, object]:
+    """Compare plans of networks with one device."""
     gpus, unequal, worst, count = dist.get_world_size(), [], 0.0, 0
     seen: set[tuple[str, str, str]] = set()
     possible: set[tuple[str, str, str]] = set()
-    for graph in networks(gpus):
+    for graph in graphs:
         for number, choice in enumerate(plans(graph, gpus)):
             compared = compare_plan(graph, choice, gpus, device=CPU, seed=number, bucket_bytes=BUCKET_BYTES)
             difference = torch.tensor(
@@ -145,7 +158,8 @@ def main() -> int:
             sys.stderr.write("it was me\n")
             return 3
         dist.barrier()  # waits for the missing rank
-    answers = {job: {"check": check, "local": local, "layers": layers}[job]() for job in jobs}
+    known = {"check": check, "local": local, "layers": layers}
+    answers = {job: known[job]() if job in known else captured(job) for job in jobs}
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(answers))
     return 0

@@ -72,11 +72,11 @@ def compare_plan(
     expected_loss, expected = run_on_one_device(graph, data, dtype=dtype, seed=seed, device=device)
     worst, whose = 0.0, ""
     typical = max(float(gradient.abs().max()) for gradient in expected.values())
+    shares = rank.shares()
     for name, gradient in rank.gradients().items():
         whole = expected[name]
-        index = next(i for i, layer in enumerate(graph.layers) if layer.name == name.split("/")[0])
-        state = rank.states[index]
-        wanted = whole[state.low[1] : state.high[1]]
+        state, parameter = shares[name]
+        wanted = parameter.part(whole, state.low[1], state.high[1])
         # Some gradients are zero except for rounding: of a bias before BatchNorm, or of attention's keys.
         scale = max(float(whole.abs().max()), SMALL[dtype] * typical)
         difference = float((gradient - wanted).abs().max()) / scale

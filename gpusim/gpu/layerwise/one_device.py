@@ -10,7 +10,13 @@ import torch
 
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Data
-from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.layers import BATCH, Edge, LayerGraph
+
+
+def taken(value: torch.Tensor, edge: Edge) -> torch.Tensor:
+    """Return the part of a layer's output, or of the batch, that an input is."""
+    n, c, h, w = (slice(low, low + size) for low, size in zip(edge.origin, edge.extents, strict=True))
+    return value[n, c, h, w]
 
 
 def run_on_one_device(
@@ -32,7 +38,7 @@ def run_on_one_device(
         mask = None
         if drops:
             mask = (torch.rand(layer.output, generator=generator) >= drops[0].options["p"]).to(device, dtype)
-        inputs = [data.inputs if edge.source == BATCH else values[edge.source] for edge in layer.inputs]
+        inputs = [taken(data.inputs if edge.source == BATCH else values[edge.source], edge) for edge in layer.inputs]
         where = Surroundings((0, layer.output[1]), (0, layer.output[0]), layer.output[0], None, data.targets, mask)
         values.append(run_layer(layer, inputs, named, where))
         if layer.kind == "loss":

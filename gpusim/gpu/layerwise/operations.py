@@ -14,8 +14,10 @@ import torch
 from torch.nn import functional
 
 from gpusim.errors import OptionError
+from gpusim.gpu.layerwise.laid_out import attention, features_to_channels, parameter_name, run_laid_out, with_fixed
 from gpusim.layerwise.layers import Layer, LayerOp
 from gpusim.layerwise.op_programs import ACTIVATIONS
+from gpusim.layerwise.operands import Fixed, calls_of
 
 #: Sums a tensor differentiably over the parts with shared statistics.
 SharedSum = Callable[[torch.Tensor], torch.Tensor]
@@ -38,6 +40,14 @@ class Surroundings:
     targets: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     """The share's part of a dropout mask; None for torch's own dropout."""
+    rows: tuple[int, int] | None = None
+    """First and last row of the layer's output; None for all."""
+    columns: tuple[int, int] | None = None
+
+    def box(self, layer: Layer) -> tuple[tuple[int, int], ...]:
+        """Return the share's interval in each dimension."""
+        rows, columns = self.rows or (0, layer.output[2]), self.columns or (0, layer.output[3])
+        return self.samples, self.channels, rows, columns
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,16 @@ class Parameter:
     shape: tuple[int, ...]
     scale: float
     mean: float = 0.0
+    channels_at: int | None = 0
+    """The dimension split with the layer's channels; None if every rank has the whole parameter."""
+
+    def share(self, channels: int) -> tuple[int, ...]:
+        """Return the shape of the part for this many of the layer's channels."""
+        return tuple(channels if place == self.channels_at else size for place, size in enumerate(self.shape))
+
+    def part(self, value: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """Return the part of a whole parameter, or of its gradient, for some of the layer's channels."""
+        return value if self.channels_at is None else value.narrow(self.channels_at, first, last - first)
 
 
 def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
@@ -65,8 +85,15 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
             named["bias"] = Parameter((op.options["channels"][1],), 0.1)
         if op.kind in ("batch_norm", "layer_norm", "channel_scale"):
             named["weight"] = Parameter((layer.output[1],), 0.1, 1.0)
-        if op.kind in ("batch_norm", "layer_norm"):
+        if op.kind in ("batch_norm", "layer_norm", "channel_bias"):
             named["bias"] = Parameter((layer.output[1],), 0.1)
+        if op.kind == "embedding":
+            named["weight"] = Parameter(op.options["table"], 1.0, channels_at=1)
+        for fixed in calls_of(op):
+            for tensor in fixed.parameters if isinstance(fixed, Fixed) else ():
+                shape = fixed.trace.tensors[tensor].shape
+                scale = math.sqrt(1 / shape[-1]) if len(shape) > 1 else 0.1
+                named[parameter_name(fixed.trace, tensor)] = Parameter(shape, scale, channels_at=None)
         parameters.append(named)
     return parameters
 
@@ -123,7 +150,9 @@ def _run(
         product: torch.Tensor = value[0] * value[1]
         return product
     if kind == "attention":
-        return _attention(value, options["heads"], layer.output[1])
+        return attention(op, value, named, layer, where.box(layer))
+    if kind == "laid_out":
+        return run_laid_out(op, value if not isinstance(value, torch.Tensor) else [value], named)
     assert first is not None
     if kind == "convolution":
         groups = options["groups"] * named["weight"].shape[0] // options["channels"][1]
@@ -144,6 +173,8 @@ def _run(
         return first.mean(dim=(2, 3), keepdim=True)
     if kind == "adaptive_pool":
         return functional.adaptive_avg_pool2d(first, options["output"])
+    if kind == "features":
+        return features_to_channels(first, options["features"])
     if kind == "flatten":
         return first.reshape(first.shape[0], -1, 1, 1)
     if kind == "batch_norm":
@@ -158,6 +189,12 @@ def _run(
         return activated
     if kind == "channel_scale":
         return first * named["weight"][:, None, None]
+    if kind == "channel_bias":
+        return first + named["bias"][:, None, None]
+    if kind in ("with_number", "with_fixed"):
+        return with_fixed(op, first, named, where.box(layer))
+    if kind == "embedding":
+        return functional.embedding(first[:, 0, :, 0].long(), named["weight"]).transpose(1, 2)[..., None]
     if kind == "identity":
         return first
     if kind == "scale":
@@ -168,8 +205,9 @@ def _run(
         return first * where.mask / (1 - options["p"])
     if kind == "loss":
         assert where.targets is not None
-        logits = first.flatten(1)
-        return functional.cross_entropy(logits, where.targets, reduction="sum") / where.batch
+        targets = where.targets.reshape(first.shape[0], *first.shape[2:])
+        losses = functional.cross_entropy(first, targets, reduction="sum")
+        return losses / (where.batch * first.shape[2] * first.shape[3])
     raise OptionError(f"layer '{layer.name}': nothing runs a {kind}")
 
 
@@ -183,14 +221,6 @@ def _linear(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     if value.shape[2] == value.shape[3] == 1:
         return functional.linear(value.flatten(1), weight, bias)[:, :, None, None]
     return functional.linear(value.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
-
-
-def _attention(inputs: Sequence[torch.Tensor], heads: int, channels: int) -> torch.Tensor:
-    """Attention with heads in the channels and positions in the height."""
-    width = channels // heads
-    query, key, value = (x.reshape(x.shape[0], -1, width, x.shape[2]).transpose(2, 3) for x in inputs)
-    mixed = functional.scaled_dot_product_attention(query, key, value)
-    return mixed.transpose(2, 3).reshape(inputs[0].shape)
 
 
 def _batch_norm(

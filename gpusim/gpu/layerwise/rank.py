@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
-from gpusim.errors import OptionError
+from gpusim.gpu.layerwise.batch import make_inputs, make_targets
+from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.operations import (
     Parameter,
     SharedSums,
@@ -27,9 +28,10 @@ from gpusim.gpu.layerwise.operations import (
     run_layer,
 )
 from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
+from gpusim.gpu.layerwise.sharing import across_channels, sharing
 from gpusim.gpu.layerwise.transport import Groups, Transport
 from gpusim.layerwise.buckets import Bucket, gradient_buckets, is_alone
-from gpusim.layerwise.configs import Config, boxes, coordinates
+from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
@@ -49,11 +51,8 @@ class Data:
 def make_data(graph: LayerGraph, seed: int, dtype: torch.dtype, device: torch.device) -> Data:
     """Make random inputs and targets for the layers of the whole batch."""
     generator = torch.Generator().manual_seed(seed)
-    edge = next(edge for layer in graph.layers for edge in layer.inputs if edge.source == BATCH)
-    inputs = torch.randn(edge.extents, generator=generator, dtype=torch.float64).to(dtype)
-    loss = next((layer for layer in graph.layers if layer.kind == "loss"), graph.layers[-1])
-    targets = torch.randint(0, loss.output[1], (edge.extents[0],), generator=generator)
-    return Data(inputs.to(device), targets.to(device))
+    inputs = make_inputs(graph, generator).to(dtype)
+    return Data(inputs.to(device), make_targets(graph, generator).to(device))
 
 
 @dataclass
@@ -70,6 +69,10 @@ class _LayerState:
     """Ranks that share statistics with this one, itself included."""
     weights: tuple[int, ...]
     """Ranks that hold the same weights, itself included."""
+    channels: tuple[int, ...]
+    """Ranks with the other channels of its part, itself included."""
+    whole: list[torch.Tensor] = field(default_factory=list)
+    """Parameters that are not split with the channels."""
     mask: torch.Tensor | None = None
     buffers: list[torch.Tensor] = field(default_factory=list)
     output: torch.Tensor | None = None
@@ -108,9 +111,8 @@ class Rank:
         self.graph, self.choice, self.gpus, self.transport = graph, choice, gpus, transport
         self.device, self.dtype, self.batch_norm = device, dtype, batch_norm
         self._kept: dict[tuple[int, int], torch.Tensor] | None = {} if keep_buffers else None
-        without = next((layer for layer in graph.layers if not layer.ops), None)
-        if without is not None:
-            raise OptionError(f"layer '{without.name}' cannot be run: only its times are known")
+        for layer in graph.layers:
+            check_layer(layer, device)
         self.states = [self._state(index, seed, same_dropout) for index in range(len(graph))]
         self.users = graph.consumers()
         self.bucket_bytes = bucket_bytes
@@ -129,15 +131,22 @@ class Rank:
             source_config = Config() if source is None else self.choice[edge.source]
             edges.append(pieces(source, source_config, layer, number, config, self.gpus, rank))
         statistics, weights = sharing(layer, config, self.gpus, self.batch_norm, rank)
-        state = _LayerState(layer, config, tuple(low), tuple(high), [], edges, statistics, weights)
+        channels = across_channels(config, self.gpus, rank)
+        state = _LayerState(layer, config, tuple(low), tuple(high), [], edges, statistics, weights, channels)
         if state.active:
             generator = torch.Generator().manual_seed(seed * 100_003 + index)
             first, last = int(low[1]), int(high[1])
+            shapes = parameter_shapes(layer)
             if self._kept is None:
                 whole = parameters_of(layer, generator, self.dtype)
-                state.parameters = [{k: self._leaf(v[first:last]) for k, v in named.items()} for named in whole]
+                state.parameters = [
+                    {k: self._leaf(of[k].part(v, first, last)) for k, v in named.items()}
+                    for named, of in zip(whole, shapes, strict=True)
+                ]
             else:
-                state.parameters = [self._any_values(named, last - first) for named in parameter_shapes(layer)]
+                state.parameters = [self._any_values(named, last - first) for named in shapes]
+            pairs = [(of[k], v) for named, of in zip(state.parameters, shapes, strict=True) for k, v in named.items()]
+            state.whole = [value for each, value in pairs if each.channels_at is None]
             drops = [op for op in layer.ops if op.kind == "dropout"]
             if drops and same_dropout:
                 kept = torch.rand(layer.output, generator=generator) >= drops[0].options["p"]
@@ -148,7 +157,7 @@ class Rank:
     def _any_values(self, named: dict[str, Parameter], channels: int) -> dict[str, torch.Tensor]:
         """Random parameters for this many channels, made on the device; sufficient for timing."""
         return {
-            name: torch.randn((channels, *each.shape[1:]), device=self.device, dtype=self.dtype)
+            name: torch.randn(each.share(channels), device=self.device, dtype=self.dtype)
             .mul_(each.scale)
             .add_(each.mean)
             .requires_grad_(True)
@@ -206,6 +215,8 @@ class Rank:
             shared_sum=(lambda value: SharedSums.apply(value, self._reduce(state))) if shares else None,
             targets=targets[samples[0] : samples[1]],
             mask=state.mask,
+            rows=(state.low[2], state.high[2]),
+            columns=(state.low[3], state.high[3]),
         )
         padded = state.edges[0].padded if state.edges else (False, False)
         return run_layer(state.layer, buffers, state.parameters, where, padded=padded)
@@ -336,6 +347,10 @@ class Rank:
             summed = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
             torch._foreach_copy_(gradients, summed)
         self._sums = []
+        for state in self.states:
+            for parameter in state.whole:  # each part of the channels has its own share of the gradient
+                if parameter.grad is not None:
+                    self.transport.all_reduce(parameter.grad, state.channels)
         self._done("sums", 0)
 
     @property
@@ -353,34 +368,30 @@ class Rank:
             if p.grad is not None
         }
 
+    def shares(self) -> dict[str, tuple[_LayerState, Parameter]]:
+        """The state of its layer and the whole parameter of each of `gradients`, by the same names."""
+        return {
+            f"{state.layer.name}/{number}/{name}": (state, parameter)
+            for state in self.states
+            for number, named in enumerate(parameter_shapes(state.layer))
+            for name, parameter in named.items()
+        }
+
     def clear(self) -> None:
         """Clear all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
-def sharing(
-    layer: Layer, config: Config, gpus: int, batch_norm: BatchNorm, rank: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks that share statistics with a rank and those that hold the same weights, both including it."""
-    if config.replicated:
-        return (rank,), (rank,)
-    devices = np.arange(gpus)
-    parts = coordinates(config, devices)
-    mine = parts[rank]
-    if mine[0] < 0:
-        return (), ()
-    same_channels = (parts[:, 0] >= 0) & (parts[:, 1] == mine[1])
-    together = same_channels & ((parts[:, 0] == mine[0]) | (batch_norm == "synchronised"))
-    return tuple(map(int, devices[together])), tuple(map(int, devices[same_channels]))
-
-
 def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> Groups:
     """Return all groups of ranks that a plan needs."""
     together, weights = {tuple(range(gpus))}, set()
     for layer, config in zip(graph.layers, choice, strict=True):
+        has_whole = any(each.channels_at is None for named in parameter_shapes(layer) for each in named.values())
         for rank in range(gpus):
             statistics, same_weights = sharing(layer, config, gpus, batch_norm, rank)
+            if has_whole:
+                together.add(across_channels(config, gpus, rank))
             if layer.statistics:
                 together.add(statistics)
             if layer.weight_elements:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,7 +71,10 @@ def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], device: torch.d
 
 
 def decode(
-    value: Any, tensors: Sequence[torch.Tensor | None], device: torch.device, without: Container[int] = ()
+    value: Any,
+    tensors: Sequence[torch.Tensor | None] | Mapping[int, torch.Tensor | None],
+    device: torch.device,
+    without: Container[int] = (),
 ) -> Any:
     """Decode an argument; the step's device becomes `device`, the tensors `without` become None.
 

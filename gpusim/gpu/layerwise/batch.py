@@ -1,0 +1,37 @@
+"""A random batch for the layers of a network: its input, and the targets of its loss."""
+
+from __future__ import annotations
+
+import torch
+
+from gpusim.errors import OptionError
+from gpusim.layerwise.layers import BATCH, LayerGraph
+
+
+def make_inputs(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
+    """Make the input of the whole batch in double precision: random numbers, or rows of a table that looks them up.
+
+    Raises `OptionError` for an input that is both.
+    """
+    users = [(layer, edge) for layer in graph.layers for edge in layer.inputs if edge.source == BATCH]
+    extents = [max(a + b for a, b in zip(*each, strict=True)) for each in _by_dimension(graph)]
+    tables = [op.options["table"][0] for layer, _ in users for op in layer.ops[:1] if op.kind == "embedding"]
+    if not tables:
+        return torch.randn(extents, generator=generator, dtype=torch.float64)
+    if len(tables) < len(users):
+        raise OptionError(f"the batch of '{graph.name}' is rows of a table and something else")
+    return torch.randint(0, min(tables), extents, generator=generator).double()
+
+
+def _by_dimension(graph: LayerGraph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the origins and the extents of all inputs from the batch, by dimension."""
+    edges = [edge for layer in graph.layers for edge in layer.inputs if edge.source == BATCH]
+    origins, extents = zip(*((edge.origin, edge.extents) for edge in edges), strict=True)
+    return list(zip(zip(*origins, strict=True), zip(*extents, strict=True), strict=True))
+
+
+def make_targets(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
+    """Make a class for each sample, or for each position of each sample."""
+    loss = next((layer for layer in graph.layers if layer.kind == "loss"), graph.layers[-1])
+    n, classes, h, w = loss.output
+    return torch.randint(0, classes, (n, h, w) if h * w > 1 else (n,), generator=generator)

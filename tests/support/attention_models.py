@@ -1,0 +1,136 @@
+"""Networks with attention, to be captured: `tests/support/attention_models.py:NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WIDTH, HEADS, POSITIONS, INPUTS, CLASSES = 16, 4, 7, 6, 5
+Made = tuple[nn.Module, torch.Tensor]
+
+
+class Attending(nn.Module):
+    """Positions -> embedding -> residual attention -> mean over positions -> classes."""
+
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+        self.embed = nn.Linear(INPUTS, WIDTH)
+        self.norm, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score for each class."""
+        x = self.embed(x)
+        scores: torch.Tensor = self.last(self.norm(x + self.attend(x)).mean(1))
+        return scores
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the embedding."""
+        raise NotImplementedError
+
+    def mixed(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attend with heads in their own dimension; returns them side by side again."""
+        n, _, rows, width = query.shape
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return out.transpose(1, 2).reshape(n, rows, HEADS * width)
+
+
+class Separate(Attending):
+    """Three projections, one output; with a mask given as a tensor if `masked`, which makes the same of them."""
+
+    def __init__(self, causal: bool = False, masked: bool = False) -> None:
+        super().__init__(causal)
+        self.masked = masked
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        n, rows, _ = x.shape
+        q, k, v = (each(x).view(n, rows, HEADS, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        if not self.masked:
+            return self.o(self.mixed(q, k, v))  # type: ignore[no-any-return]
+        mask = torch.ones(rows, rows, dtype=torch.bool, device=x.device).tril()
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+        return self.o(out.transpose(1, 2).reshape(n, rows, WIDTH))  # type: ignore[no-any-return]
+
+
+class Fused(Attending):
+    """One projection for queries, keys and values; by `within`, each head has all three."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(causal=True)
+        self.how, self.qkv, self.o = how, nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        n, rows, _ = x.shape
+        if self.how == "chunk":
+            q, k, v = (each.view(n, rows, HEADS, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, dim=-1))
+        elif self.how == "unbind":
+            q, k, v = self.qkv(x).view(n, rows, 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = self.qkv(x).view(n, rows, HEADS, 3, -1).permute(3, 0, 2, 1, 4).unbind(0)
+        return self.o(self.mixed(q, k, v))  # type: ignore[no-any-return]
+
+
+class Module(Attending):
+    """torch's own module, by its fast path or with the weights of its attention; or of other keys than queries."""
+
+    def __init__(self, weights: bool = False, other: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weights = weights
+        self.other = nn.Linear(WIDTH, WIDTH) if other else None
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, dropout=dropout, batch_first=True)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        keys = x if self.other is None else self.other(x)[:, 1:5]
+        return self.attention(x, keys, keys, need_weights=self.weights)[0]  # type: ignore[no-any-return]
+
+
+class Encoder(Attending):
+    """torch's encoder, the norm first or last."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True, norm_first=first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)  # type: ignore[no-any-return]
+
+
+class Patches(nn.Module):
+    """As torchvision's ViT: patches of an image, a class token before them, a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, WIDTH, 4, stride=4)
+        self.token = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.positions = nn.Parameter(torch.randn(1, 5, WIDTH))
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score for each class."""
+        rows = self.patch(x).flatten(2).permute(0, 2, 1)
+        rows = torch.cat([self.token.expand(len(x), -1, -1), rows], dim=1) + self.positions
+        scores: torch.Tensor = self.last(self.encoder(rows)[:, 0])
+        return scores
+
+
+def _positions(make: Callable[[], nn.Module]) -> Callable[[int], Made]:
+    return lambda batch: (make(), torch.randn(batch, POSITIONS, INPUTS))
+
+
+separate, causal = _positions(Separate), _positions(lambda: Separate(causal=True))
+masked = _positions(lambda: Separate(masked=True))
+chunk, unbind, within = (_positions(lambda how=how: Fused(how)) for how in ("chunk", "unbind", "within"))  # type: ignore[misc]
+module, with_weights = _positions(Module), _positions(lambda: Module(weights=True))
+other_keys, dropped = _positions(lambda: Module(other=True)), _positions(lambda: Module(dropout=0.1))
+norm_first, norm_last = _positions(lambda: Encoder(True)), _positions(lambda: Encoder(False))
+
+
+def patches(batch: int) -> Made:
+    """Return the network of patches with an image of 8 x 8."""
+    return Patches(), torch.randn(batch, 3, 8, 8)
