@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
 
-from gpusim.errors import GpusimError, StepError
+from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Frontend
-from gpusim.gpu.optimize.steps import Given
+from gpusim.gpu.optimize.steps import Given, autocast_of, check_arguments, tf32
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import counted, format_bytes, format_ns
 
 #: Most captured steps of one callable: for other shapes, modes and options. Further ones run uncaptured.
 MOST_VARIANTS: Final = 8
+#: Captures in a row of one of them that were called less than so often. After these, it runs uncaptured whenever an
+#: option or a Python value differs from the last capture's: capturing takes longer than such a capture saves.
+MOST_SHORT, SHORT_CALLS = 3, 100
 
 
 _WHOSE: Final[dict[Frontend, str]] = {"aten": "ATen", "inductor": "Inductor"}
@@ -110,15 +115,18 @@ CANNOT: Final = (GpusimError, torch.cuda.OutOfMemoryError, torch.AcceleratorErro
 
 
 class OptimizedStep:
-    """A step that runs the best schedule found, called like the user's own. `gain` has the result of the
-    optimization.
+    """A step that runs the best schedule found, called like the user's own, from any thread. `gain` has the result of
+    the optimization.
     """
 
     def __init__(self, given: Given, device: torch.device, modules: Sequence[torch.nn.Module], make: Make) -> None:
         self._given, self._device, self._make = given, device, make
         self._variants: dict[Any, Variant | None] = {}
-        self._modules = list(dict.fromkeys(child for module in modules for child in module.modules()))
+        self._modules = _all(modules)
         """Modules whose modes decide which captured step runs."""
+        self._short: Counter[Any] = Counter()
+        """Captures in a row that were called a few times only."""
+        self._lock = threading.RLock()
         self._warned: set[str] = set()
         self.gain: Gain | None = None
         self.__wrapped__ = given.target
@@ -131,41 +139,69 @@ class OptimizedStep:
     def _repr_html_(self) -> str:
         return self.gain._repr_html_() if self.gain else html_table(repr(self), (), ())
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a step from gpusim.optimize runs on its model's own memory and cannot be copied or pickled: copy the "
+            "model or its state_dict(), and optimize the copy"
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step."""
-        tensors, key = self._key(args, kwargs)
+        with self._lock:
+            fast = self._fast(args, kwargs)
+            if fast is not None:
+                variant, tensors = fast
+                return variant.run(tensors)
+        return self._given.eager(args, kwargs, self._device)
+
+    def _fast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Sequence[torch.Tensor]] | None:
+        """Return the captured step for these arguments with the tensors among them, or None to run the user's own."""
+        try:
+            tensors, key = self._key(args, kwargs)
+        except CaptureError as cause:
+            self._warn(f"{cause}; the step runs as it is")
+            return None
         variant = self._variants.get(key)
+        if variant is not None and not variant.captured.hooks.hold():
+            self._warn("hooks have changed since the step was captured; while they differ, the step runs as it is")
+            return None
         if variant is None or not variant.is_current():
-            variant = self._other(key, args, kwargs)
-        if variant is None or any(tensor.requires_grad for tensor in tensors) or not variant.adopt():
-            return self._given.eager(args, kwargs, self._device)
-        return variant.run(tensors)
+            variant = self._other(key, variant, args, kwargs)
+        if variant is None or any(tensor.requires_grad for tensor in tensors):
+            return None
+        if (variant.trains and not torch.is_grad_enabled()) or not variant.adopt():
+            return None
+        return variant, tensors
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[torch.Tensor], Any]:
         """Return the tensors among the arguments, and the key of a captured step: all that it depends on except
         elements.
         """
         modes = tuple([module.training for module in self._modules])
-        kind = self._device.type
-        cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         tensors: Sequence[torch.Tensor] = args
         others: Any = len(args)
         if kwargs or not all(map(torch.is_tensor, args)):
             leaves, spec = pytree.tree_flatten((args, kwargs))
+            check_arguments(leaves)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             others = (spec, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
-        shapes = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors])
-        return tensors, (shapes, others, modes, cast)
+        shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
+        return tensors, (shapes, others, modes, autocast_of(self._device), tf32())
 
-    def _other(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
-        """Return a step for new arguments, captured unless there are too many."""
+    def _other(self, key: Any, former: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
+        """Return a step for new arguments, or in place of a `former` one, captured unless there are too many."""
+        if former is not None:
+            self._short[key] = self._short[key] + 1 if former.calls < SHORT_CALLS else 0
+            if self._short[key] > MOST_SHORT:
+                self._warn("its options or Python values change too often; while they differ, the step runs as it is")
+                return None
         if key in self._variants and self._variants[key] is None:
             return None
         if len(self._variants) >= MOST_VARIANTS and key not in self._variants:
             self._warn(f"more than {MOST_VARIANTS} shapes, modes or options: further ones run as they are")
             return None
         try:
-            self._variants[key], self.gain = self._make(args, kwargs)
+            self._prepared(key, args, kwargs)
         except StepError:
             return None
         except CANNOT as cause:
@@ -175,9 +211,17 @@ class OptimizedStep:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture and search for these arguments. Raises the errors in `CANNOT`."""
-        self._variants[self._key(args, kwargs)[1]], self.gain = self._make(args, kwargs)
+        self._prepared(self._key(args, kwargs)[1], args, kwargs)
+
+    def _prepared(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._variants[key], self.gain = self._make(args, kwargs)
+        self._modules = _all(self._given.step(args, kwargs, self._device).modules.values())
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"gpusim.optimize: {text}", stacklevel=4)
+            warnings.warn(f"gpusim.optimize: {text}", stacklevel=5)
+
+
+def _all(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    return list(dict.fromkeys(child for module in modules for child in module.modules()))

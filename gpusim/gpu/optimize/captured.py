@@ -19,9 +19,11 @@ from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
 from gpusim.gpu.inductor.kernels import Compiling, functions_of
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
+from gpusim.gpu.optimize.hooks import Hooks
 from gpusim.gpu.optimize.lists import with_split_lists
 from gpusim.gpu.optimize.optimizers import LearningRates
-from gpusim.gpu.optimize.slots import Gradients, Places, States
+from gpusim.gpu.optimize.reads import Reads
+from gpusim.gpu.optimize.slots import Gradients, Places, Presence, States
 
 #: Style of a step with ATen's calls in some regions and Inductor's kernels in others.
 MIXED: Final = "mixed"
@@ -47,7 +49,10 @@ class Captured:
     gradients: dict[int, torch.Tensor]
     """Tensor id -> the parameter whose gradient it is, for gradients in memory of their own."""
     given: list[tuple[torch.Tensor, torch.Tensor]]
-    """Parameters to whose gradient the step adds, with the memory of that gradient."""
+    """Parameters whose gradient the step reads or adds to, with the memory of that gradient."""
+    presence: Presence
+    reads: Reads
+    hooks: Hooks
     options: CaptureOptions
     pristine: dict[int, torch.Tensor]
     """Initial contents of the tensors of `live`, until `drop_copies`."""
@@ -101,14 +106,20 @@ class Computed:
 
 
 def capture_bound(
-    step: UserStep, rates: LearningRates, options: CaptureOptions, inputs: Sequence[torch.Tensor]
+    step: UserStep,
+    rates: LearningRates,
+    options: CaptureOptions,
+    inputs: Sequence[torch.Tensor],
+    roots: Sequence[Any] = (),
 ) -> Captured:
     """Record a step, check it against itself and bind it to the user's tensors. `inputs` are copied at each call.
 
-    Raises `CaptureError` for steps that cannot be captured: they read elements, change shapes with data, or differ from
-    call to call.
+    `roots` are objects from which the step can reach other Python objects. Raises `CaptureError` for steps that cannot
+    be captured: they read elements, change shapes with data, or differ from call to call.
     """
     watched = _Watched(step)
+    hooks = Hooks(step)
+    modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
     with Untouched(step).around() as untouched, rates.in_use():
         graph = record_step(watched.step, untouched, options.seed)
         if graph.fixed:
@@ -116,6 +127,7 @@ def capture_bound(
         # One launch takes only that many tensors anyway; in parts, early gradients are used early.
         graph = with_split_lists(graph)
         rebuilt = rebuild(step, graph, options, step.device, own=True)
+        left = {id(p) for p in step.parameters().values() if p.grad is not None}
         recorded = rebuilt.recorded
         live: dict[int, torch.Tensor] = {}
         for index, name in recorded.named.items():
@@ -126,7 +138,8 @@ def capture_bound(
         states = States.of(step, rates, used)
         places = Places(step, used, bool(graph.gradient_names))
     parameters = step.parameters()
-    gradients, given = {}, []
+    gradients: dict[int, torch.Tensor] = {}
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, index in zip(graph.gradient_names, recorded.gradients, strict=True):
         if index in live:
             given.append((parameters[name], graph.live[recorded.named[index]]))
@@ -136,6 +149,13 @@ def capture_bound(
         if recorded.tensors[index].role == "gradient" and index not in recorded.gradients:
             owner = next(p for n, p in parameters.items() if f"grad.{n}" == recorded.tensors[index].name)
             given.append((owner, graph.live[name]))
+    written = {recorded.tensors[t].storage for op in recorded.ops for t in op.writes}
+    read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage not in written}
+    presence = Presence(
+        absent=[p for p in parameters.values() if p.grad is None and id(p) not in left],
+        present=[p for p, gradient in given if id(gradient) in read],
+        cleared=[p for p in parameters.values() if p.grad is not None and id(p) not in left],
+    )
     return Captured(
         trace=rebuilt.trace,
         recorded=replace(recorded, initial={}, final={}),  # copies, which take memory
@@ -147,6 +167,9 @@ def capture_bound(
         gradient_names=graph.gradient_names,
         gradients=gradients,
         given=given,
+        presence=presence,
+        reads=Reads((*roots, *hooks.functions()), modules),
+        hooks=hooks,
         options=options,
         pristine={index: tensor.clone() for index, tensor in live.items()},
         graph=replace(graph, own=None),
@@ -198,4 +221,4 @@ class _Watched:
 def gradients_of(captured: Captured, tensors: Sequence[torch.Tensor | None]) -> Gradients:
     """Return the gradients of a run whose results are in `tensors`."""
     left = [(p, tensors[index]) for index, p in captured.gradients.items()]
-    return Gradients(captured.given, [(p, t) for p, t in left if t is not None])
+    return Gradients(captured.given, [(p, t) for p, t in left if t is not None], captured.presence)

@@ -26,12 +26,13 @@ from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, 
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
+from gpusim.gpu.optimize.hooks import Hooks
 from gpusim.gpu.optimize.kept_step import KeptStep, kept_step
 from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.mix import CHOICE_S, Profiled, best_mix
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.progress import Progress
-from gpusim.gpu.optimize.python_state import ModuleState
+from gpusim.gpu.optimize.python_state import ModuleState, host_draws
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -87,6 +88,7 @@ class StepMaker:
         if self.wanted.inductor:
             start_compiling(self.executor.device)
         modules = [m for module in step.modules.values() for m in module.modules()]
+        roots = (*roots, *Hooks(step).functions())
         with self.say.stage("eager"), put_back(step, roots) as snapshot:
             self.say("timing the eager step")
             untouched = ModuleState(modules)
@@ -99,7 +101,10 @@ class StepMaker:
                 raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
             snapshot.check_objects()
             after_first = ModuleState(modules)  # the first run may make what later ones keep
+            drawn = host_draws(step.device)
             eager_ns = self.executor.time_call_ns(step.run)
+            if host_draws(step.device) != drawn:
+                raise CaptureError("the step draws random numbers on the host, which a captured step would not")
             changed = after_first.changed()
             if changed is not None:
                 untouched.restore()
@@ -107,7 +112,7 @@ class StepMaker:
         rates = LearningRates(step.optimizers, self.executor.device)
         self.say("recording its operators")
         with self.say.stage("recording"), put_back(step, roots):
-            captured = capture_bound(step, rates, options, inputs)
+            captured = capture_bound(step, rates, options, inputs, roots)
         other = Inductors(step, captured, self.wanted.inductor, self.say)
         facts = self._facts()
         with self.say.stage("cache"):

@@ -65,7 +65,8 @@ class MemoryReady:
 
     def run(self) -> None:
         """Run the step once on the user's tensors."""
-        self._programs.run(self._program, self._needs)
+        with torch.autocast("cpu", enabled=False):  # recorded calls are below it
+            self._programs.run(self._program, self._needs)
         if self._tensors is None:
             self._tensors = list(self._runner.tensors)
         for fixed, new in zip(self._tensors, self._runner.tensors, strict=True):

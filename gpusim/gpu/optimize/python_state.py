@@ -7,6 +7,8 @@ still, so a step that changes one is refused, and changes by its trial run are u
 from __future__ import annotations
 
 import functools
+import random
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any, Final
@@ -102,7 +104,7 @@ class PythonState:
             self._look(part, f"{name}.{key}" if name else str(key), depth + 1)
 
     def _look_at_function(self, function: types.FunctionType, depth: int) -> None:
-        if function.__module__.partition(".")[0] == "torch":
+        if (function.__module__ or "").partition(".")[0] == "torch":
             return
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             before = _contents(cell)
@@ -141,6 +143,18 @@ class ModuleState:
                 del vars(module)[key]
             vars(module).update(before)
         self._inside.restore()
+
+
+def host_draws(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of the generators of the host: Python's, numpy's, and torch's where the step is on a GPU."""
+    numpy = sys.modules.get("numpy")
+    states = [random.getstate()]
+    if numpy is not None:
+        _, keys, *rest = numpy.random.get_state()
+        states.append((keys.tobytes(), *rest))
+    if device.type != "cpu":
+        states.append(tuple(torch.get_rng_state().tolist()))
+    return tuple(states)
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
+
+_REQUIRES_GRAD: Final = attrgetter("requires_grad")
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,37 @@ class Places:
         values = chain.from_iterable(map(dict.values, self._holders))
         if not all(map(is_, values, self._values)):
             return False
-        if [tensor.requires_grad for tensor in self._trainable] != self._trained:
+        if list(map(_REQUIRES_GRAD, self._trainable)) != self._trained:
             return False
-        return [tensor.data_ptr() for tensor in self._tensors] == self._pointers
+        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Parameters by what a step finds in `.grad` and does with it; others have their gradient from the step itself."""
+
+    absent: Sequence[torch.Tensor]
+    """Without a gradient before and after: the step would clear one, or use it."""
+    present: Sequence[torch.Tensor]
+    """With one that the step reads and does not change."""
+    cleared: Sequence[torch.Tensor]
+    """With one that the step removes."""
+
+    def holds(self) -> bool:
+        """Whether the same parameters have gradients as at the capture."""
+        return not any(p.grad is not None for p in self.absent) and not any(p.grad is None for p in self.present)
 
 
 class Gradients:
-    """Gradients that a step leaves in `.grad`, and those that it adds to."""
+    """Gradients that a step leaves in `.grad`, and those that it reads or adds to."""
 
     def __init__(
-        self, given: Sequence[tuple[torch.Tensor, torch.Tensor]], left: Sequence[tuple[Any, torch.Tensor]]
+        self,
+        given: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        left: Sequence[tuple[Any, torch.Tensor]],
+        presence: Presence,
     ) -> None:
+        self.presence = presence
         self._given = list(given)
         """Parameter and the memory in which the step expects its gradient."""
         self._left = list(left)
@@ -167,7 +189,9 @@ class Gradients:
                 parameter.grad = tensor
 
     def leave(self) -> None:
-        """Put the computed gradients into `.grad`, as after `backward`."""
+        """Put the computed gradients into `.grad`, as after `backward`, and remove those that the step removes."""
         for parameter, tensor in self._left:
             if parameter.grad is not tensor:
                 parameter.grad = tensor
+        for parameter in self.presence.cleared:
+            parameter.grad = None

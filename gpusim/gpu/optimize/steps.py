@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from gpusim.formats.trace import Dtype, Mode
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.reads import PLAIN
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,13 @@ class Given:
             return self.target(*args, **kwargs)
         return self.step(args, kwargs, device).run()
 
-    def options(self, step: UserStep, seed: int) -> CaptureOptions:
-        """Return the options of a capture."""
+    def options(self, step: UserStep, seed: int, cast: torch.dtype | None = None) -> CaptureOptions:
+        """Return the options of a capture; `cast` as in `casting`."""
         trains = self.trains or bool(step.optimizers)
         mode: Mode = "train" if trains else "infer"
         spec = f"{type(self.target).__module__}.{type(self.target).__qualname__}"
-        return options_of(step, spec, mode, dtype_of(list(step.parameters().values()), step.device), False, seed, False)
+        dtype = dtype_of(list(step.parameters().values()), step.device) if cast is None else "bf16"
+        return options_of(step, spec, mode, dtype, False, seed, False)
 
 
 def dtype_of(tensors: Sequence[torch.Tensor], device: torch.device) -> Dtype:
@@ -75,12 +77,63 @@ def dtype_of(tensors: Sequence[torch.Tensor], device: torch.device) -> Dtype:
     kinds = {tensor.dtype for tensor in tensors}
     if torch.bfloat16 in kinds:
         return "bf16"
-    allowed = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return "tf32" if device.type == "cuda" and allowed else "fp32"
+    return "tf32" if device.type == "cuda" and any(tf32()) else "fp32"
+
+
+def autocast_of(device: torch.device) -> torch.dtype | None:
+    """Return the type to which the surrounding `torch.autocast` casts, if any."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def casting(step: UserStep, cast: torch.dtype | None) -> UserStep:
+    """Return a step that runs as within `torch.autocast` of this type, and casts its parameters anew at each run.
+
+    A recorded step's own calls are run without it. Raises `CaptureError` for a type that needs loss scaling.
+    """
+    if cast is None:
+        return step
+    if cast is not torch.bfloat16:
+        raise CaptureError(f"torch.autocast to {cast}: only torch.bfloat16, which needs no loss scaling")
+
+    def within(phase: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def cast_phase(value: Any) -> Any:
+            torch.clear_autocast_cache()
+            with torch.autocast(step.device.type, dtype=cast):
+                return phase(value)
+
+        return cast_phase
+
+    return replace(step, phases=[(name, within(phase)) for name, phase in step.phases])
+
+
+def tf32() -> tuple[bool, bool]:
+    """Return whether products and convolutions may use TF32. Raises `CaptureError` for torch's newer settings."""
+    try:
+        return torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
+    except RuntimeError as cause:  # torch does not answer once both kinds of settings are mixed
+        raise CaptureError(
+            "TF32 is set by `fp32_precision`; set torch.backends.cuda.matmul.allow_tf32 and "
+            "torch.backends.cudnn.allow_tf32 instead"
+        ) from cause
+
+
+def check_arguments(leaves: Iterable[Any]) -> None:
+    """Raise `CaptureError` for an argument that is no dense tensor and no plain value."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.layout is not torch.strided or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                kind = type(leaf).__name__ if leaf.layout is torch.strided else leaf.layout
+                raise CaptureError(f"an argument is a tensor of type {kind}: only dense ones can be captured")
+        elif not isinstance(leaf, PLAIN):
+            raise CaptureError(
+                f"an argument is of type {type(leaf).__name__}: tensors, numbers, text, and lists, tuples and dicts of "
+                "them can be captured"
+            )
 
 
 def fixed_copies(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy each tensor among the arguments, to memory with a fixed place."""
+    """Copy each tensor among the arguments, to memory with a fixed place. Raises as `check_arguments`."""
+    check_arguments(pytree.tree_leaves((tuple(args), dict(kwargs))))
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone(memory_format=torch.preserve_format)

@@ -12,6 +12,7 @@ from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
 from gpusim.gpu.optimize.copies import Copies, fresh
 from gpusim.gpu.optimize.executors import Ready
 from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.turns import Turns
 
 
 class Variant:
@@ -22,6 +23,10 @@ class Variant:
     ) -> None:
         self.captured, self.rates, self.ready = captured, rates, ready
         self._kept = kept
+        self.calls = 0
+        """Number of calls so far."""
+        self.trains = bool(captured.gradient_names) or bool(rates.optimizers)
+        self._turns = Turns(captured.inputs)
         self.options = rates.other_options()
         self._gradients = gradients_of(captured, ready.tensors)
         self._inputs = captured.inputs
@@ -40,8 +45,10 @@ class Variant:
         self._changes_input = [tensor.untyped_storage().data_ptr() in memory for tensor in captured.inputs]
 
     def is_current(self) -> bool:
-        """Whether its modules, parameters and optimizer options are unchanged."""
-        return self.captured.places.hold() and self.options == self.rates.other_options()
+        """Whether its modules, parameters, optimizer options, gradients and Python values are those of the capture."""
+        captured = self.captured
+        same = captured.places.hold() and self.options == self.rates.other_options()
+        return same and captured.presence.holds() and captured.reads.changed() is None
 
     def adopt(self) -> bool:
         """Adopt changed states and gradients; False where an optimizer has no state yet."""
@@ -52,6 +59,8 @@ class Variant:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Run one step; returns the results of the user's own step, in memory that no later call touches."""
+        self.calls += 1
+        self._turns.take()
         self.rates.update()
         results = self.around(self.ready.run, tensors)
         self.captured.states.stepped()

@@ -381,18 +381,6 @@ def test_parameters_frozen_and_thawed_later_are_captured_anew() -> None:
         same_states(twins.model.state_dict(), twins.other.state_dict())
 
 
-def test_an_old_gradient_of_a_frozen_parameter_is_no_part_of_the_step() -> None:
-    """The eager step clears it; a captured one would leave it, so the step runs as it is."""
-    twins = Twins(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    data = batches(3)
-    twins.train(data[:1])
-    for model in (twins.model, twins.other):
-        model.left.requires_grad_(False)
-    with pytest.warns(UserWarning, match="the step runs as it is"):
-        twins.train(data[1:])
-    same_states(twins.model.state_dict(), twins.other.state_dict())
-
-
 def test_frozen_parameters_stay() -> None:
     model = net()
     model.left.requires_grad_(False)

@@ -1,0 +1,368 @@
+"""What the user changes around a captured step has the effect that it has in eager, or the step runs as it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from gpusim.gpu.optimize import callable as calls
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.steps import tf32
+from tests.support.optimizing import Net, Twins, batches, close, eager_step, fast, net, same_states
+
+Change = Callable[[Any], Any]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def captures(step: OptimizedStep) -> list[int]:
+    """Count the captures of a step from now on, in a list that grows."""
+    made: list[int] = []
+    make = step._make
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return make(*given)
+
+    step._make = counted
+    return made
+
+
+# --- Hooks ---
+
+
+def _no_result(change: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], None]:
+    def changed(tensor: torch.Tensor) -> None:
+        change(tensor)
+
+    return changed
+
+
+def _halving(model: Net) -> Callable[..., None]:
+    def halve(*_: Any) -> None:
+        with torch.no_grad():
+            model.left.weight.mul_(0.5)
+
+    return halve
+
+
+HOOKS: dict[str, Callable[[Net, torch.optim.Optimizer], Any]] = {
+    "optimizer": lambda model, optimizer: optimizer.register_step_post_hook(_halving(model)),
+    "forward": lambda model, _: model.left.register_forward_hook(lambda *given: given[2] * 2),
+    "before forward": lambda model, _: model.left.register_forward_pre_hook(lambda _, given: (given[0] * 2,)),
+    "backward": lambda model, _: model.head.register_full_backward_hook(lambda *given: (given[1][0] * 2,)),
+    "gradient": lambda model, _: model.left.weight.register_hook(lambda gradient: gradient * 3),
+    "accumulated": lambda model, _: model.left.weight.register_post_accumulate_grad_hook(
+        _no_result(lambda parameter: parameter.grad.mul_(3))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_that_come_later_run_and_the_captured_step_goes_on_without_them(kind: str) -> None:
+    twins = Twins(sgd)
+    twins.train(batches(2))
+    made = captures(twins.fast)
+    pairs = ((twins.model, twins.optimizer), (twins.other, twins.other_optimizer))
+    handles = [HOOKS[kind](model, optimizer) for model, optimizer in pairs]
+    with pytest.warns(UserWarning, match="hooks have changed"):
+        twins.train(batches(2, seed=2))
+    twins.check()
+    for handle in handles:
+        handle.remove()
+    variant = next(iter(twins.fast._variants.values()))
+    before = variant.calls
+    twins.train(batches(2, seed=3))
+    twins.check()
+    assert (variant.calls, made) == (before + 2, [])
+
+
+def test_a_hook_on_all_modules_runs() -> None:
+    model = net().eval()
+    step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
+    seen: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m).__name__))
+    try:
+        with pytest.warns(UserWarning, match="hooks have changed"):
+            step(x)
+    finally:
+        handle.remove()
+    assert "Net" in seen
+
+
+def test_a_hook_that_keeps_what_it_sees_leaves_the_step_as_it_is() -> None:
+    """A captured step would show it nothing."""
+    model, seen = net().eval(), {}
+    model.left.register_forward_hook(lambda *given: seen.update(left=given[2].detach()))
+    with pytest.warns(UserWarning, match=r"changes the Python value 'seen"):
+        step = fast(model, batches(1)[0][0])
+    for x, _ in batches(2):
+        step(x)
+        close(seen["left"], model.left(x))
+
+
+# --- Python values ---
+
+
+class Trainer:
+    """A step that reads its own attributes, and a count that it does not read."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.optimizer = model, sgd(model.parameters())
+        self.options = {"weight": 1.0, "note": 0}
+        self.scales = [1.0, 1.0]
+        self.epoch = 0
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.options["weight"] * self.scales[0] * F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def _other_optimizer(trainer: Trainer) -> None:
+    trainer.optimizer = torch.optim.Adam(trainer.model.parameters(), lr=0.01)
+
+
+CHANGES: dict[str, Change] = {
+    "a rate of dropout": lambda t: setattr(t.model.drop, "p", 0.9),
+    "a norm's momentum": lambda t: setattr(t.model.norm, "momentum", 0.5),
+    "a dict": lambda t: t.options.update(weight=2.0),
+    "a list": lambda t: t.scales.__setitem__(0, 3.0),
+    "an optimizer": _other_optimizer,
+    "a method": lambda t: setattr(t.model, "forward", lambda x: t.model.head(t.model.left(x))),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_the_code_reads_may_change_between_steps(kind: str) -> None:
+    mine = Trainer(net())
+    theirs = Trainer(copy.deepcopy(mine.model))
+    step, data = fast(mine.step, batches(1)[0]), batches(6)
+    for number, (x, y) in enumerate(data):
+        if number == 3:
+            CHANGES[kind](mine)
+            CHANGES[kind](theirs)
+        torch.manual_seed(number)
+        loss = step(x, y)
+        torch.manual_seed(number)
+        close(loss, theirs.step(x, y))
+    same_states(mine.model.state_dict(), theirs.model.state_dict())
+
+
+def test_what_the_code_does_not_read_changes_nothing() -> None:
+    trainer = Trainer(net())
+    step = fast(trainer.step, batches(1)[0])
+    made = captures(step)
+    for x, y in batches(3):
+        trainer.epoch += 1
+        trainer.options["note"] += 1
+        step(x, y)
+    assert made == []
+
+
+def test_options_that_change_at_each_step_are_not_captured_for_ever() -> None:
+    """A schedule of momenta, as of OneCycleLR: each capture would take longer than it saves."""
+    twins = Twins(sgd)
+    made = captures(twins.fast)
+    cycles = [
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+        for optimizer in (twins.optimizer, twins.other_optimizer)
+    ]
+
+    def cycled() -> None:
+        for batch in batches(10):
+            twins.train([batch])
+            for cycle in cycles:
+                cycle.step()
+
+    with pytest.warns(UserWarning, match="change too often"):
+        cycled()
+    twins.check()
+    assert len(made) == calls.MOST_SHORT
+
+
+def test_a_module_that_comes_later_has_a_mode_of_its_own() -> None:
+    model = net()
+    step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
+    model.drop = nn.Dropout(0.9)
+    step(x)
+    model.drop.eval()
+    twin = copy.deepcopy(model)
+    torch.manual_seed(0)
+    close(step(x), twin(x))
+
+
+# --- Gradients from elsewhere ---
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_old_gradient_of_a_frozen_parameter_is_cleared_as_by_eager(late: bool) -> None:
+    twins = Twins(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    data = batches(4)
+    twins.train(data[:1])
+    for model in (twins.model, twins.other):
+        model.left.requires_grad_(False)
+        if late:
+            model.left.zero_grad()
+    twins.train(data[1:3])
+    for model in (twins.model, twins.other):
+        if late:
+            model.left.weight.grad = torch.ones_like(model.left.weight)
+    twins.train(data[3:])
+    for one, other in zip(twins.model.parameters(), twins.other.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+    same_states(twins.model.state_dict(), twins.other.state_dict())
+
+
+def test_inference_leaves_gradients_where_they_are() -> None:
+    model = net()
+    gradient = model.left.weight.grad = torch.ones_like(model.left.weight)
+    step = fast(model.eval(), batches(1)[0][0])
+    assert isinstance(step, OptimizedStep)
+    step(batches(1)[0][0])
+    assert model.left.weight.grad is gradient
+
+
+def test_training_where_gradients_are_off_fails_as_eager_does() -> None:
+    twins = Twins(sgd)
+    before = copy.deepcopy(twins.model.state_dict())
+    with torch.no_grad(), pytest.raises(Exception, match="depends on no parameter"):
+        twins.fast(*batches(1)[0])
+    same_states({k: v for k, v in twins.model.state_dict().items() if "weight" in k},
+                {k: v for k, v in before.items() if "weight" in k})  # fmt: skip
+
+
+# --- Arguments and surroundings ---
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [(np.ones(3, np.float32), "ndarray"), (object(), "object"), (torch.ones(3).to_sparse(), "sparse_coo")],
+)
+def test_arguments_that_cannot_be_told_apart_are_not_captured(other: Any, named: str) -> None:
+    """Two arrays may be printed alike, and an object may hold anything."""
+    model = net().eval()
+
+    def step(x: torch.Tensor, _: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x)
+
+    x = batches(1)[0][0]
+    with pytest.warns(UserWarning, match=f"an argument is .*{named}"):
+        assert fast(step, (x, other)) is step
+    captured = fast(step, (x, 1))
+    with pytest.warns(UserWarning, match=f"an argument is .*{named}"):
+        close(captured(x, other), model(x))
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())])
+def test_random_numbers_of_the_host_are_not_captured(draw: Callable[[], float]) -> None:
+    """A rare other path of the code would never be taken."""
+    model = net().eval()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x) if draw() > 1e-9 else x
+
+    with pytest.warns(UserWarning, match="draws random numbers on the host"):
+        assert fast(step, batches(1)[0][0]) is step
+
+
+def test_autocast_around_a_call_has_a_step_of_its_own_that_casts_weights_anew() -> None:
+    """Within one autocast eager keeps the cast weights, which a captured step would keep for ever."""
+    model = net().eval()
+    step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
+    for factor in (1.0, 5.0):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            model.head.weight.mul_(factor)
+            mine = step(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            wanted = model(x)
+        assert mine.dtype == wanted.dtype == torch.bfloat16
+        torch.testing.assert_close(mine, wanted, rtol=1e-2, atol=1e-2)
+    assert len(step._variants) == 2
+    with torch.no_grad():
+        close(step(x), model(x))
+
+
+def test_precision_of_products_that_changes_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net().eval()
+    step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
+    made = captures(step)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32)
+    close(step(x), model(x))
+    assert made == [1]
+
+
+def test_torchs_newer_settings_of_tf32_leave_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> bool:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", refuse)
+    model = net().eval()
+    with pytest.warns(UserWarning, match="TF32 is set by `fp32_precision`"):
+        assert fast(model, batches(1)[0][0]) is model
+    with pytest.raises(Exception, match="fp32_precision"):
+        tf32()
+
+
+def test_inference_mode_around_optimizing_and_calls() -> None:
+    model, x = net().eval(), batches(1)[0][0]
+    with torch.inference_mode():
+        step = fast(model, x)
+        inside = step(x)
+    assert isinstance(step, OptimizedStep)
+    close(step(x), inside)
+    close(step(x), model(x))
+
+
+def test_threads_may_call_one_step() -> None:
+    model = net().eval()
+    step = fast(model, batches(1)[0][0])
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for x, _ in batches(60, size=4 + seed % 2, seed=seed):
+            with torch.no_grad():
+                if not torch.allclose(step(x), model(x), atol=1e-5):
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(step._variants) == 2
+
+
+@pytest.mark.parametrize("doing", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_a_step_are_refused_with_a_line(doing: Callable[[Any], Any]) -> None:
+    """A copy would train the original's parameters."""
+    with pytest.raises(TypeError, match="copy the model or its state_dict"):
+        doing(fast(net().eval(), batches(1)[0][0]))
+
+
+def test_a_models_own_copy_is_untouched_by_the_step() -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    step = fast(eager_step(model, optimizer), batches(1)[0])
+    step(*batches(1)[0])
+    twin = copy.deepcopy(model)
+    before = copy.deepcopy(twin.state_dict())
+    step(*batches(2)[1])
+    same_states(twin.state_dict(), before)
