@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -101,7 +102,8 @@ def capture_step(
 def _capture(step: UserStep, options: CaptureOptions, say: Say) -> Trace:
     """Record, check and measure a step, for `capture` and `capture_step`."""
     check_frontend(options)
-    with precision(options.dtype), Untouched(step).around() as untouched:
+    plain = torch.autocast(step.device.type, enabled=False)  # recorded calls are below it
+    with plain, precision(options.dtype), Untouched(step).around() as untouched:
         say("recording its operators")
         graph = record_step(step, untouched, options.seed)
         return capture_recorded(step, graph, options, step.device, say).trace
@@ -135,13 +137,15 @@ def model_step(
     if optimizer is not None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
+    trained = loss is not None or optimizer is not None
+
     def forward(_: Any) -> Any:
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
-        else:
+        elif trained:
             for parameter in parameters:
                 parameter.grad = None
-        with torch.autocast(device.type, dtype=cast, enabled=cast is not None):
+        with nullcontext() if cast is None else torch.autocast(device.type, dtype=cast):
             output = model(*given, **(kwargs or {}))
             return output if loss is None else loss(output, *wanted)
 
@@ -163,7 +167,6 @@ def model_step(
             optimizer.step()
         return value
 
-    trained = loss is not None or optimizer is not None
     phases: Phases = [("forward", infer)]
     if trained:
         phases = [("forward", forward), ("backward", backward), ("optimizer", update)]
