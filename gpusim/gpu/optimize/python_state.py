@@ -7,6 +7,7 @@ still, so a step that changes one is refused, and changes by its trial run are u
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import sys
 import types
@@ -148,13 +149,9 @@ class ModuleState:
 def host_draws(device: torch.device) -> tuple[Any, ...]:
     """Return the states of the generators of the host: Python's, numpy's, and torch's where the step is on a GPU."""
     numpy = sys.modules.get("numpy")
-    states = [random.getstate()]
-    if numpy is not None:
-        _, keys, *rest = numpy.random.get_state()
-        states.append((keys.tobytes(), *rest))
-    if device.type != "cpu":
-        states.append(tuple(torch.get_rng_state().tolist()))
-    return tuple(states)
+    numpys = None if numpy is None else pickle.dumps(numpy.random.get_state(legacy=False))
+    torchs = None if device.type == "cpu" else torch.get_rng_state().tolist()
+    return random.getstate(), numpys, torchs
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import torch
 
 
 class Turns:
-    """Calls of a step with these inputs; each waits for the one before, whichever streams they are on."""
+    """Calls of a step on these tensors; each waits for the one before, whichever streams they are on."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        devices = [tensor.device for tensor in inputs if tensor.device.type == "cuda"]
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        devices = [tensor.device for tensor in tensors if tensor.device.type == "cuda"]
         self._device = devices[0] if devices else None
         self._number: int | None = None
         self._last: torch.cuda.Stream | None = None

@@ -26,7 +26,7 @@ class Variant:
         self.calls = 0
         """Number of calls so far."""
         self.trains = bool(captured.gradient_names) or bool(rates.optimizers)
-        self._turns = Turns(captured.inputs)
+        self._turns = Turns((*captured.inputs, *captured.live.values()))
         self.options = rates.other_options()
         self._gradients = gradients_of(captured, ready.tensors)
         self._inputs = captured.inputs
