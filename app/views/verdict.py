@@ -96,7 +96,12 @@ def facts(summary: Summary) -> None:
     """How sure, how much over one CUDA graph, and how much memory."""
     verdict, best = summary.verdict, summary.best
     low_ns, high_ns = choice.hardware.interval_ns(
-        best.makespan_ns, best.streams, verdict.may_lose_cache, verdict.other_kernels, verdict.small_products
+        best.makespan_ns,
+        summary.sequential_ns,
+        best.streams,
+        may_lose_cache=verdict.may_lose_cache,
+        other_kernels=verdict.other_kernels,
+        less_known=verdict.less_known,
     )
     low, high = format_times_ns((low_ns, high_ns))
     # Past measurements say nothing about a GPU that was never measured.

@@ -195,29 +195,45 @@ class Contention(Document, frozen=True, kw_only=True):
 
 
 class Uncertainty(Document, frozen=True, kw_only=True):
-    """Prediction error that held for 90 % of measured cases, as a share of the time."""
+    """Prediction error that held for 90 % of measured cases, as a share of the predicted time."""
 
     sequential_frac: Fraction
     """Error of sequential schedules."""
     schedule_frac: Fraction
     """Error of all other schedules."""
+    saving_frac: Fraction = 0.0
+    """Further error in steps not mostly convolutional (`gpusim.plan.kinds`), as a share of the predicted saving over
+    the sequential graph."""
     cache_frac: Fraction = 0.0
     """Further slowdown on several streams where a step may lose the L2 cache, beyond predicted misses."""
-    products_frac: Fraction = 0.0
-    """Further slowdown of a schedule on several streams, per share of small matrix products in the time of its step
-    (`gpusim.plan.products`).
-    """
     variants_frac: Fraction = 0.0
     """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
     lucky timings."""
 
-    def late_frac(
-        self, streams: int, may_lose_cache: bool, other_kernels: bool = False, small_products: float = 0.0
-    ) -> float:
-        """Return the further slowdown of a schedule beyond its prediction error, as a share of the time."""
-        cache = self.cache_frac if may_lose_cache and streams > 1 else 0.0
-        products = self.products_frac * small_products if streams > 1 else 0.0
-        return (1 + cache) * (1 + products) * (1 + (self.variants_frac if other_kernels else 0.0)) - 1
+    def margins(
+        self,
+        predicted_ns: float,
+        sequential_ns: float,
+        streams: int,
+        *,
+        may_lose_cache: bool = False,
+        other_kernels: bool = False,
+        less_known: bool = False,
+        least_frac: float = 0.0,
+    ) -> tuple[float, float]:
+        """Return by which shares of its predicted time a schedule may take less and more, next to the sequential graph.
+
+        `less_known` is True if the step is not mostly convolutional; of its saving, at most `predicted_ns` counts.
+        `least_frac` is a lower limit of `schedule_frac`.
+        """
+        more = 1 + (self.variants_frac if other_kernels else 0.0)
+        if streams < 2:
+            return 0.0, more - 1
+        error = max(self.schedule_frac, least_frac)
+        saved = min(1.0, max(0.0, sequential_ns / max(1.0, predicted_ns) - 1)) if less_known else 0.0
+        doubt = self.saving_frac * saved
+        cache = self.cache_frac if may_lose_cache else 0.0
+        return 1 - (1 - error) * (1 - doubt), (1 + error) * (1 + doubt) * (1 + cache) * more - 1
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):
@@ -254,15 +270,24 @@ class HardwareModel(Document, frozen=True, kw_only=True):
     def interval_ns(
         self,
         predicted_ns: int,
+        sequential_ns: float,
         streams: int,
-        may_lose_cache: bool,
+        *,
+        may_lose_cache: bool = False,
         other_kernels: bool = False,
-        small_products: float = 0.0,
+        less_known: bool = False,
     ) -> tuple[int, int]:
-        """Return the prediction interval in ns, which held 90 % of past measurements."""
-        spread = self.uncertainty.schedule_frac if streams > 1 else self.uncertainty.sequential_frac
-        late = 1 + self.uncertainty.late_frac(streams, may_lose_cache, other_kernels, small_products)
-        return round(predicted_ns / (1 + spread)), round(predicted_ns / (1 - spread) * late)
+        """Return the prediction interval in ns, which held 90 % of past measurements; as `Uncertainty.margins`."""
+        less, more = self.uncertainty.margins(
+            predicted_ns,
+            sequential_ns,
+            streams,
+            may_lose_cache=may_lose_cache,
+            other_kernels=other_kernels,
+            less_known=less_known,
+        )
+        error = self.uncertainty.sequential_frac if streams < 2 else 0.0
+        return round(predicted_ns * (1 - less) * (1 - error)), round(predicted_ns * (1 + more) * (1 + error))
 
     @property
     def label(self) -> str:

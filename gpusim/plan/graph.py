@@ -16,8 +16,8 @@ from gpusim.io.file_limits import FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP
 from gpusim.notebook import short_name, short_repr
 from gpusim.plan.anchor import anchor, anchored
 from gpusim.plan.kernels import kernel_tasks, variant_tasks
+from gpusim.plan.kinds import mostly_convolutional
 from gpusim.plan.l2_cache import Touched, touched
-from gpusim.plan.products import small_products_share
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.text import short_value
@@ -143,13 +143,26 @@ class OpGraph:
         return tuple(arithmetic(self.trace, op, op.kernels) for op in self.trace.ops)
 
     @cached_property
-    def small_products(self) -> float:
-        """Share of the step's time in small matrix products (`gpusim.plan.products`)."""
-        return small_products_share(self.trace, self.tasks, self.hardware.limits.sms)
+    def less_known(self) -> bool:
+        """True if the step is not mostly convolutional, so that its prediction is less sure (`gpusim.plan.kinds`)."""
+        return not mostly_convolutional(self.trace, self.tasks)
+
+    @cached_property
+    def sequential_ns(self) -> float:
+        """Time of the captured kernels one after the other with their gaps, in ns; 0 without kernels."""
+        tasks = [task for of_op in self.tasks for task in of_op]
+        return sum(task.dur_ns + task.extra_ns for task in tasks) + self.chain_ns * max(0, len(tasks) - 1)
 
     def interval_ns(self, predicted_ns: int, streams: int, other_kernels: bool = False) -> tuple[int, int]:
         """Return the prediction interval of a schedule of this step in ns, which held 90 % of past measurements."""
-        return self.hardware.interval_ns(predicted_ns, streams, self.may_lose_cache, other_kernels, self.small_products)
+        return self.hardware.interval_ns(
+            predicted_ns,
+            self.sequential_ns,
+            streams,
+            may_lose_cache=self.may_lose_cache,
+            other_kernels=other_kernels,
+            less_known=self.less_known,
+        )
 
     @cached_property
     def succs(self) -> tuple[tuple[int, ...], ...]:

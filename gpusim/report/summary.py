@@ -45,7 +45,7 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     """Text of the verdict, without names of commands."""
     may_lose_cache: bool
     other_kernels: bool = False
-    small_products: float = 0.0
+    less_known: bool = False
     rows: tuple[SummaryWay, ...] = ()
 
 
@@ -118,7 +118,7 @@ def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
         text=verdict.sentence,
         may_lose_cache=verdict.may_lose_cache,
         other_kernels=verdict.other_kernels,
-        small_products=verdict.small_products,
+        less_known=verdict.less_known,
         rows=tuple(
             SummaryWay(
                 what=row.what,

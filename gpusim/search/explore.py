@@ -184,7 +184,7 @@ def _choose_within(
     plain, acting = [row for row in kept if row.plan is None], [row for row in kept if row.plan is not None]
     if not plain:
         return acting[0]
-    best = choose(plain, graph.hardware, sequential_ns, graph.may_lose_cache, graph.small_products)
+    best = choose(plain, graph.hardware, sequential_ns, graph.may_lose_cache, graph.less_known)
     ahead = [row for row in acting if row.makespan_ns < best.makespan_ns * (1 - SEARCH_MARGIN)]
     return ahead[0] if ahead else best
 
@@ -194,7 +194,7 @@ def choose(
     hardware: HardwareModel,
     sequential_ns: int,
     may_lose_cache: bool = False,
-    small_products: float = 0.0,
+    less_known: bool = False,
 ) -> Row:
     """Return the row to recommend: the fastest policy, or a searched schedule predicted clearly faster.
 
@@ -204,9 +204,14 @@ def choose(
     searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.makespan_ns, default=fastest)
     if searched.makespan_ns < fastest.makespan_ns * (1 - SEARCH_MARGIN):
         fastest = searched
-    late = 1 + hardware.uncertainty.late_frac(
-        fastest.streams, may_lose_cache, fastest.schedule.has_variants, small_products
+    _, more = hardware.uncertainty.margins(
+        fastest.makespan_ns,
+        sequential_ns,
+        fastest.streams,
+        may_lose_cache=may_lose_cache,
+        other_kernels=fastest.schedule.has_variants,
+        less_known=less_known,
     )
-    if fastest.makespan_ns * (1 + hardware.uncertainty.schedule_frac) * late > sequential_ns:
+    if fastest.makespan_ns * (1 + more) > sequential_ns:
         return next((row for row in rows if row.policy == "sequential"), fastest)
     return fastest

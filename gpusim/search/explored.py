@@ -228,7 +228,7 @@ def conclude(
                 best.streams if best.plan else None,
             ),
             estimated=bool(trace.provenance.estimated),
-            small_products=graph.small_products,
+            less_known=graph.less_known,
             within_bytes=memory_limit_bytes if best.plan else None,
         ),
     )

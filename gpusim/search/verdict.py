@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from gpusim.bounds.bounds import Bounds
 from gpusim.engine.evaluate import Evaluator
@@ -96,10 +96,6 @@ def best_way(rows: tuple[VerdictRow, ...]) -> VerdictRow | None:
     return inside[-1] if inside else None
 
 
-#: A slowdown by small products of less than this is in the interval and not in the text.
-LEAST_SAID: Final = 0.01
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """Verdict on a schedule; `worth_it` only if even the low end of the predicted speed-up is a gain."""
@@ -116,8 +112,8 @@ class Verdict:
     """True if the schedule runs variants, for which the interval allows as well."""
     rows: tuple[VerdictRow, ...] = ()
     """Ways to run the step, eager first."""
-    small_products: float = 0.0
-    """Share of the step's time in small matrix products, for which the interval allows."""
+    less_known: bool = False
+    """True if the step is not mostly convolutional, for which the interval allows as well."""
 
     @property
     def sentence(self) -> str:
@@ -147,7 +143,7 @@ def verdict(
     other_kernels: bool = False,
     rows: tuple[VerdictRow, ...] = (),
     estimated: bool = False,
-    small_products: float = 0.0,
+    less_known: bool = False,
     within_bytes: int | None = None,
 ) -> Verdict:
     """Return the verdict on the best schedule found; `estimated` is True if no GPU has run the kernels.
@@ -155,19 +151,24 @@ def verdict(
     `within_bytes` is the memory limit that it keeps by memory actions, if it has some.
     """
     speedup = sequential_ns / best_ns
-    spread = hardware.uncertainty.schedule_frac if streams > 1 else 0.0
-    if estimated and streams > 1:
-        spread = max(spread, ESTIMATED_GAIN_FRAC)
-    late = hardware.uncertainty.late_frac(streams, may_lose_cache, other_kernels, small_products)
+    less, more = hardware.uncertainty.margins(
+        best_ns,
+        sequential_ns,
+        streams,
+        may_lose_cache=may_lose_cache,
+        other_kernels=other_kernels,
+        less_known=less_known,
+        least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0,
+    )
+    low, high = speedup / (1 + more), speedup / (1 - less)
     cache = hardware.uncertainty.cache_frac if may_lose_cache and streams > 1 else 0.0
-    products = hardware.uncertainty.products_frac * small_products if streams > 1 else 0.0
-    low, high = speedup / (1 + spread) / (1 + late), speedup / (1 - spread)
+    saving = hardware.uncertainty.saving_frac if less_known and streams > 1 and speedup > 1 else 0.0
     limit_ns, limit = bound.largest
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
     worth_it = low > 1.0
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
-    if products >= LEAST_SAID:
-        source = f" Small matrix products lose time next to each other: it may take {products:.0%} longer.{source}"
+    if saving:
+        source = f" It is not mostly convolutional, so less well known: {saving:.0%} of the saving is in doubt.{source}"
     variants = hardware.uncertainty.variants_frac if other_kernels else 0.0
     if variants:
         source = f" It runs other kernels, which are less well known: it may take {variants:.1%} longer.{source}"
@@ -197,4 +198,4 @@ def verdict(
             f"{answer}: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an interval "
             f"that includes no gain; {why}.{advice}{source}"
         )
-    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, small_products)
+    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, saving > 0.0)

@@ -122,25 +122,20 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
         for (policy, schedule), evaluation in zip(asked_for, evaluations, strict=True)
     )
     tried = [] if explored is None else contenders(explored, recipe.measure)
-    spread = 1 + hardware.uncertainty.schedule_frac
-    late = [
-        1
-        + hardware.uncertainty.late_frac(
-            each.stream_count, graph.may_lose_cache, each.has_variants, graph.small_products
-        )
-        for each in schedules
-    ]
+    intervals_ns = tuple(
+        graph.interval_ns(each.predicted_ns, each.stream_count, each.has_variants) for each in schedules
+    )
     bound = bounds(graph)
     return Chosen(
         schedules,
         tuple(evaluation.peak_bytes for evaluation in evaluations),
         tuple(row.schedule.made(SEARCH, made_by, row.makespan_ns) for row in tried),
         tuple(row.peak_bytes for row in tried),
-        any(each.makespan_ns * spread * more < sequential_ns for each, more in zip(evaluations, late, strict=True)),
+        any(latest_ns < sequential_ns for _, latest_ns in intervals_ns),
         {name.removesuffix("_ns"): time_ns for name, time_ns in bound.document().items()},
         hardware.label,
         sequential_ns,
-        tuple(graph.interval_ns(each.predicted_ns, each.stream_count, each.has_variants) for each in schedules),
+        intervals_ns,
     )
 
 

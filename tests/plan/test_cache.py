@@ -59,17 +59,19 @@ def test_of_the_bundled_steps_only_googlenet_inference_may_lose_the_cache() -> N
 
 def test_interval_of_a_step_that_may_lose_the_cache_is_longer_on_the_slow_side() -> None:
     model = with_cache(1, sequential_frac=0.0, schedule_frac=0.2, cache_frac=0.1)
-    assert model.interval_ns(1000, 2, may_lose_cache=False) == (833, 1250)
-    assert model.interval_ns(1000, 2, may_lose_cache=True) == (833, 1375)
-    assert model.interval_ns(1000, 1, may_lose_cache=True) == (1000, 1000)
+    assert model.interval_ns(1000, 1000, 2, may_lose_cache=False) == (800, 1200)
+    assert model.interval_ns(1000, 1000, 2, may_lose_cache=True) == (800, 1320)
+    assert model.interval_ns(1000, 1000, 1, may_lose_cache=True) == (1000, 1000)
 
 
 def test_interval_of_other_kernels_is_longer_on_the_slow_side_on_one_stream_too() -> None:
     """They are timed outside the step, and those that came out fast are chosen: 10 % more, on top of the cache's."""
     model = with_cache(1, sequential_frac=0.0, schedule_frac=0.2, cache_frac=0.1, variants_frac=0.1)
-    assert model.interval_ns(1000, 1, may_lose_cache=True, other_kernels=True) == (1000, 1100)
-    assert model.interval_ns(1000, 2, may_lose_cache=False, other_kernels=True) == (833, 1375)
-    assert model.interval_ns(1000, 2, may_lose_cache=True, other_kernels=True)[1] == pytest.approx(1250 * 1.21, abs=1)
+    assert model.interval_ns(1000, 1000, 1, may_lose_cache=True, other_kernels=True) == (1000, 1100)
+    assert model.interval_ns(1000, 1000, 2, may_lose_cache=False, other_kernels=True) == (800, 1320)
+    assert model.interval_ns(1000, 1000, 2, may_lose_cache=True, other_kernels=True)[1] == pytest.approx(
+        1200 * 1.21, abs=1
+    )
     bound = bounds(OpGraph.build(make_trace(STEPS, elements=KIB // 4), model))
     found = verdict(model, 2000, 1000, "with variants", 2, bound, other_kernels=True)
     assert found.other_kernels

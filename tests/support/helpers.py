@@ -280,7 +280,7 @@ def make_hardware(
             matrix_exponent=matrix,
             cross_load=cross,
         ),
-        uncertainty=replace(model.uncertainty, sequential_frac=uncertainty, schedule_frac=uncertainty),
+        uncertainty=replace(model.uncertainty, sequential_frac=uncertainty, schedule_frac=uncertainty, saving_frac=0.0),
         **top_level,
     )
 

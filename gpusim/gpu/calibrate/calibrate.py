@@ -29,7 +29,7 @@ REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty"
 #: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
 KEPT = (
     "uncertainty.cache_frac",
-    "uncertainty.products_frac",
+    "uncertainty.saving_frac",
     "uncertainty.variants_frac",
     "contention.cross_load",
     "copies.copy_slowdown",
@@ -119,7 +119,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
             sequential_frac=best_fit.p90,
             schedule_frac=best_fit.p90,
             cache_frac=base.uncertainty.cache_frac,
-            products_frac=base.uncertainty.products_frac,
+            saving_frac=base.uncertainty.saving_frac,
             variants_frac=base.uncertainty.variants_frac,
         ),
         sources=sources,

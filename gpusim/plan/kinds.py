@@ -1,0 +1,30 @@
+"""Kind of a step: mostly convolutional, as those whose predictions are known best, or another.
+
+The calibration network, GoogLeNet and DenseNet-121, on which constants are fitted, spend their time in convolutions,
+batch norms and pooling. Steps with less of these are predicted less well (research/2026-11-24-intervals.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpusim.formats.trace import Trace
+from gpusim.plan.tasks import Task
+
+#: Parts of the names of these operators, in any direction and of any library.
+KNOWN_BEST: Final = ("convolution", "batch_norm", "pool")
+#: Least share of kernel time in them of a mostly convolutional step. The intervals of the measured steps hold as well
+#: with any share from 0.63 to 0.75 (research/2026-11-24-intervals.md).
+LEAST_SHARE: Final = 2 / 3
+
+
+def mostly_convolutional(trace: Trace, tasks: Sequence[Sequence[Task]]) -> bool:
+    """Return True if convolutions, batch norms and pooling take most of the kernel time; also without kernels."""
+    all_ns = known_ns = 0.0
+    for op, of_op in zip(trace.ops, tasks, strict=True):
+        op_ns = sum(task.dur_ns for task in of_op)
+        all_ns += op_ns
+        if any(name in op.target for name in KNOWN_BEST):
+            known_ns += op_ns
+    return known_ns >= LEAST_SHARE * all_ns
