@@ -13,12 +13,14 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpusim
 from gpusim.cli.parallel import parallel
@@ -44,6 +46,7 @@ from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import Choice, data_parallel
 from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.lowering import lower_plan
+from gpusim.layerwise.network_builder import NetworkBuilder
 from gpusim.trace.store import write_trace
 from tests.support.layer_networks import ROOT, chain, small_cnn
 
@@ -365,6 +368,35 @@ def test_copies_of_gradients_take_time_in_the_simulation() -> None:
         )
         small = [layer.weight_bytes for layer in graph.layers if 0 < layer.weight_bytes < bucket_bytes]
         assert copied == pytest.approx(2 * 2 * sum(small))
+
+
+class Written(TorchDispatchMode):
+    """Counts operators, and the elements that they write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and func.namespace == "aten":
+            self.elements[str(func.overloadpacket)] += result.numel()
+        return result
+
+
+def test_a_data_parallel_rank_copies_no_activation_and_no_gradient_of_one() -> None:
+    """A residual block with a shortcut of stride 2. Only the batch and the gradients of weights are copied."""
+    net = NetworkBuilder("residual", 1)
+    before = net.convolution((3, 16, 16), 8, 3, padding=1)
+    inner = net.convolution(before, 8, 3, stride=2, padding=1)
+    net.loss(net.linear(net.flatten(net.add([inner, net.convolution(before, 8, 1, stride=2)], relu=True)), 10))
+    graph = net.graph().for_gpus(2)
+    rank = Rank(graph, data_parallel(graph, 2), 2, Alone(0), device=CPU)
+    with Written() as written:
+        rank.step(make_data(graph, 0, torch.float32, CPU))
+    assert written.elements["aten.copy_"] == 3 * 16 * 16
+    assert written.elements["aten.clone"] == 0
+    assert written.elements["aten.cat"] == sum(parameter.numel() for parameter in rank.parameters)
 
 
 def test_one_device_is_torchs_own_network() -> None:

@@ -77,6 +77,9 @@ class _LayerState:
     buffers: list[torch.Tensor] = field(default_factory=list)
     output: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
+    owns_gradient: bool = False
+    """Whether nothing else holds the memory of `gradient`."""
+    input_gradients: list[torch.Tensor | None] = field(default_factory=list)
 
     @property
     def active(self) -> bool:
@@ -261,18 +264,40 @@ class Rank:
     def backward_layer(self, index: int) -> None:
         """Run a layer's backward pass and send the gradients of its inputs back."""
         state = self.states[index]
-        if state.output is not None:
-            if state.layer.kind == "loss":
-                state.output.backward()
-            elif state.gradient is not None:
-                torch.autograd.backward([state.output], [state.gradient])
+        state.input_gradients = [None] * len(state.edges)
+        if state.output is not None and (state.layer.kind == "loss" or state.gradient is not None):
+            gradient = torch.ones_like(state.output) if state.gradient is None else state.gradient
+            state.input_gradients = self.differentiate(index, state.output, gradient, state.buffers)
         self._done("backward", index)
         for number in reversed(range(len(state.edges))):
             self._give_back(state, number)
-        state.gradient = None
+        state.gradient, state.owns_gradient = None, False
         if self._kept is None:
-            state.buffers, state.output = [], None  # nothing later reads them
+            state.buffers, state.output, state.input_gradients = [], None, []  # nothing later reads them
         self._done("transfer", index)
+
+    def differentiate(
+        self, index: int, output: torch.Tensor, gradient: torch.Tensor, buffers: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return the gradients of a layer's inputs, and keep those of its parameters.
+
+        `backward()` would copy a gradient that two inputs share, as those of a sum do.
+        """
+        parameters = [p for named in self.states[index].parameters for p in named.values()]
+        leaves = [each for each in (*buffers, *parameters) if each.requires_grad]
+        if not leaves or not output.requires_grad:
+            return [None] * len(buffers)
+        results = torch.autograd.grad([output], leaves, [gradient], allow_unused=True)
+        of = {id(leaf): result for leaf, result in zip(leaves, results, strict=True)}
+        shared = {gradient.untyped_storage().data_ptr()}
+        for parameter in parameters:
+            result = of.get(id(parameter))
+            if result is None:
+                continue
+            place = result.untyped_storage().data_ptr()
+            parameter.grad = result.clone() if place in shared else result  # it is summed in place
+            shared.add(place)
+        return [of.get(id(buffer)) for buffer in buffers]
 
     def _give_back(self, state: _LayerState, number: int) -> None:
         """Collect the gradient of one buffer: the own part and those from other ranks."""
@@ -282,14 +307,15 @@ class Rank:
         if self._kept is not None and not edge.is_own:
             self._stand_in(self.states[source])
             return
-        target, buffer = self.states[source], state.buffers[number]
-        gradient = buffer.grad if buffer.requires_grad else None
+        target, gradient = self.states[source], state.input_gradients[number]
         if edge.is_own:
             if gradient is not None:
+                target.owns_gradient = target.gradient is not None
                 target.gradient = gradient if target.gradient is None else target.gradient + gradient
             return
-        if target.gradient is None and target.output is not None:
-            target.gradient = torch.zeros_like(target.output)
+        if target.output is not None and not target.owns_gradient:
+            target.gradient = torch.zeros_like(target.output) if target.gradient is None else target.gradient.clone()
+            target.owns_gradient = True
         if gradient is None and state.active:
             gradient = torch.zeros(edge.shape, device=self.device, dtype=self.dtype)
         outgoing: list[tuple[int, torch.Tensor]] = []
