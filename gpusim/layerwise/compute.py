@@ -18,6 +18,7 @@ from gpusim.engine.placement import waves
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Dtype
 from gpusim.layerwise.layers import Layer, LayerGraph
+from gpusim.layerwise.made_up import LATENCY_NS
 from gpusim.layerwise.shares import PassWork, Share, backward_work, forward_work, whole
 from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
@@ -54,8 +55,6 @@ class Times(Protocol):
         ...
 
 
-#: Least time of a kernel: an empty kernel of a CUDA graph takes 1.5 us by the profiler.
-LATENCY_NS: Final = 1500.0
 #: Relative error of a share's time scaled from another shape, with and without matrix products: from the captures of
 #: GoogLeNet and Inception-v3 at 8 images to those at 32 (research/2026-11-23-layerwise.md).
 SCALED_ERROR_MATRIX: Final = 0.35

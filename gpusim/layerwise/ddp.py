@@ -21,6 +21,7 @@ from gpusim.layerwise.costs import BUCKET_BYTES, Problem
 from gpusim.layerwise.fixed_plans import data_parallel
 from gpusim.layerwise.layers import Layer
 from gpusim.layerwise.lowering import Lowered, Lowering
+from gpusim.layerwise.made_up import copy_kernel
 from gpusim.layerwise.roles import roles_of
 from gpusim.units import MIB
 
@@ -30,11 +31,16 @@ FIRST_BUCKET_BYTES: Final = MIB
 _BUFFERS: Final = 3
 
 
-def lower_ddp(problem: Problem) -> Lowered:
-    """Return the tasks of one forward and backward pass under DistributedDataParallel, without optimizer."""
+def lower_ddp(problem: Problem, *, broadcast_buffers: bool = True) -> Lowered:
+    """Return the tasks of one forward and backward pass under DistributedDataParallel, without optimizer.
+
+    `broadcast_buffers` is its option of that name.
+    """
     choice = data_parallel(problem.graph, problem.gpus)
     roles, all_roles = roles_of(problem, choice)
-    return _Ddp(problem, choice, roles).run(all_roles)
+    ddp = _Ddp(problem, choice, roles)
+    ddp.broadcast_buffers = broadcast_buffers
+    return ddp.run(all_roles)
 
 
 def ddp_step_ns(problem: Problem, alone: Problem, alone_ns: float) -> float:
@@ -58,22 +64,25 @@ def parameters_of(layer: Layer) -> int:
 
 
 class _Ddp(Lowering):
+    broadcast_buffers: bool
+
     def before(self) -> None:
         """Broadcast buffers from rank 0."""
         norms = [layer for layer in self.graph.layers if layer.statistics]
-        if not norms or self.problem.gpus < 2:
+        if not self.broadcast_buffers or not norms or self.problem.gpus < 2:
             return
         size = sum(layer.statistics * layer.element_bytes for layer in norms)
         for number in range(len(self.roles)):
-            self.launch(number, self.copy(size), "forward", -1)
+            self.launch(number, copy_kernel(size, self.hardware), "forward", -1)
         who = members(range(self.problem.gpus), self.topology.gpus_per_node)
         # A broadcast moves each byte once over each link, like an all-gather of the same size.
         dur_ns = time_ns(self.topology, "all_gather", size, who)
         self.collective(list(range(len(self.roles))), dur_ns, float(size), "transfer", -1)
         for layer in norms:
             for number in range(len(self.roles)):
+                buffer = copy_kernel(layer.statistics * layer.element_bytes // 2, self.hardware)
                 for _ in range(_BUFFERS):
-                    self.launch(number, self.copy(layer.statistics * layer.element_bytes // 2), "forward", -1)
+                    self.launch(number, buffer, "forward", -1)
 
     def backward(self) -> None:
         """Copy gradients into buckets, all-reduce these during the backward pass, and copy them back."""
@@ -116,4 +125,4 @@ class _Ddp(Lowering):
         for number in range(len(self.roles)):
             for which in range(max(1, parameters_of(layer))):
                 size = layer.weight_bytes if which == 0 else 0
-                self.launch(number, self.copy(size), "backward", index)
+                self.launch(number, copy_kernel(size, self.hardware), "backward", index)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import msgspec
@@ -23,12 +24,12 @@ import msgspec
 from gpusim.formats.hardware import HardwareModel
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
-from gpusim.layerwise.compute import LATENCY_NS, TraceTimes
+from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import Problem, exchange_ns, shared_gradient, statistics_members, weight_members
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
-from gpusim.layerwise.made_up import collective_kernel, is_matrix, made_up_kernel
+from gpusim.layerwise.made_up import collective_kernel, copy_kernel, is_matrix, made_up_kernel, sum_kernel
 from gpusim.layerwise.regions import transfers
 from gpusim.layerwise.roles import Role, roles_of
 from gpusim.layerwise.shares import Share, backward_work, forward_work, shares_of, weight_elements
@@ -126,13 +127,8 @@ class Lowering:
             self.waiting[number] += syncs[number]
             back = sum(each.copied_bytes for each in buckets if role.gpu < each.config.parts)
             if back:
-                self.launch(number, self.copy(back), "copy", -1)
+                self.launch(number, copy_kernel(back, self.hardware), "copy", -1)
             self._optimizer(number, role)
-
-    def copy(self, size_bytes: int) -> Task:
-        """Return a kernel that copies this many bytes: it reads and writes them."""
-        dur_ns = max(LATENCY_NS, 2 * size_bytes / self.hardware.memory.dram_bytes_per_ns)
-        return made_up_kernel("copy", dur_ns, 2.0 * size_bytes, False, self.hardware)
 
     def kernels(self, index: int, *, backward: bool) -> None:
         """Add one pass of one layer on each role."""
@@ -151,12 +147,16 @@ class Lowering:
         times = self.problem.times
         if isinstance(times, TraceTimes):
             return times.tasks(index, layer, share, backward)
+        tasks = []
+        if backward and len(self.users[index]) > 1:  # captured layers have these kernels, a layer alone does not
+            output_bytes = prod(share.output) * layer.element_bytes
+            tasks.append(sum_kernel(len(self.users[index]), output_bytes, self.hardware))
         passes = times.share_ns(index, layer, share)
         dur_ns = passes.backward_ns if backward else passes.forward_ns
-        if dur_ns <= 0:
-            return []
-        work = (backward_work if backward else forward_work)(layer, share)
-        return [made_up_kernel(layer.name, dur_ns, work.bytes, is_matrix(layer), self.hardware)]
+        if dur_ns > 0:
+            work = (backward_work if backward else forward_work)(layer, share)
+            tasks.append(made_up_kernel(layer.name, dur_ns, work.bytes, is_matrix(layer), self.hardware))
+        return tasks
 
     def launch(self, number: int, task: Task, purpose: Purpose, layer: int) -> None:
         """Append a kernel to a role's stream."""
@@ -227,7 +227,7 @@ class Lowering:
         takes_part = [number for number, role in enumerate(self.roles) if role.gpu < bucket.config.parts]
         if bucket.copied_bytes:
             for number in takes_part:
-                self.launch(number, self.copy(bucket.copied_bytes), "copy", last)
+                self.launch(number, copy_kernel(bucket.copied_bytes, self.hardware), "copy", last)
                 self.done_backward[last][number] = self.last_kernel[number]
         waits = {number: [self.done_backward[last][number]] for number in takes_part}
         for number, tasks in self.collective(takes_part, dur_ns, wire, "sync", last, waits).items():

@@ -17,6 +17,8 @@ from gpusim.rules.occupancy import Demand, Footprint
 #: A synthetic kernel for a share without captured kernels: blocks of 256 threads with 64 registers each, four on an SM,
 #: in waves of about 10 us.
 _BLOCK_THREADS, _BLOCK_REGS, _BLOCKS_PER_SM, _WAVE_NS = 256, 64, 4, 10_000.0
+#: Least time of a kernel: an empty kernel of a CUDA graph takes 1.5 us by the profiler.
+LATENCY_NS: Final = 1500.0
 #: Threads of a block of a collective.
 _COLLECTIVE_THREADS: Final = 512
 
@@ -47,6 +49,21 @@ def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardw
         footprint=footprint,
         matrix=matrix,
     )
+
+
+def copy_kernel(size_bytes: int, hardware: HardwareModel) -> Task:
+    """Make a kernel that reads and writes this many bytes."""
+    return _streaming("copy", 2 * size_bytes, hardware)
+
+
+def sum_kernel(users: int, output_bytes: int, hardware: HardwareModel) -> Task:
+    """Make the kernels that add the gradients of an output with several users: each reads two and writes one."""
+    return _streaming("sum of gradients", 3 * output_bytes * (users - 1), hardware)
+
+
+def _streaming(name: str, traffic: int, hardware: HardwareModel) -> Task:
+    dur_ns = max(LATENCY_NS, traffic / hardware.memory.dram_bytes_per_ns)
+    return made_up_kernel(name, dur_ns, float(traffic), False, hardware)
 
 
 def collective_kernel(dur_ns: float, traffic: float, sms: int, hardware: HardwareModel, name: str) -> Task:

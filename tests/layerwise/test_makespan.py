@@ -98,6 +98,28 @@ def test_gradients_are_summed_beside_the_backward_pass() -> None:
     assert min(timeline.start_ns[i] for i in sums) < last_backward
 
 
+def test_gradients_of_an_output_with_three_users_are_added_twice() -> None:
+    """Each sum reads two gradients and writes one. Captured layers have these kernels already."""
+    problem = of_network("small", 2, batch=4)
+    users = problem.graph.consumers()
+    lowered = lower_plan(problem, data_parallel(problem.graph, 2))
+    sums = {
+        layer: task.dram_bytes
+        for task, layer in zip(lowered.plan.tasks, lowered.layers, strict=True)
+        if task.name == "sum of gradients"
+    }
+    expected = {
+        index: 3 * (len(users[index]) - 1) * layer.output_bytes // 2
+        for index, layer in enumerate(problem.graph.layers)
+        if len(users[index]) > 1
+    }
+    assert sorted(len(each) for each in users if len(each) > 1) == [2, 3]
+    assert sums == expected
+    captured = of_trace("googlenet-train-b8", 2)
+    tasks = lower_plan(captured, data_parallel(captured.graph, 2)).plan.tasks
+    assert all(task.name != "sum of gradients" for task in tasks)
+
+
 def test_two_collectives_at_a_time_share_a_link() -> None:
     """Two buckets that are ready at once take as long together as in sequence, not half."""
     problem = of_network("chain", 2)

@@ -45,7 +45,7 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
     rows = []
     for number in numbers:
         rank = rank_alone(planner.graph, choice, gpus, number, device=device)
-        predicted = predicted_ns(rank, kept.times)  # known before the rank runs
+        predicted = predicted_ns(rank, kept.times, planner.hardware)  # known before the rank runs
         rows.append((predicted, time_rank(rank, data)))
         del rank
         if device.type == "cuda":

@@ -162,7 +162,7 @@ def predict(
             planner.measure(choice)
             step_ns = simulate_plan(planner.problem(), choice).makespan.step_ns
             steps[plan] = Predicted(choice, round(step_ns), sums)
-        ddp = lower_ddp(planner.problem())
+        ddp = lower_ddp(planner.problem(), broadcast_buffers=False)  # `OneDevice` has none
         step_ns = engine_by_name(DEFAULT_ENGINE).run(ddp.plan, ddp.hardware).makespan_ns
         steps["ddp"] = Predicted(steps["data"].choice, round(step_ns), sums)
     result: dict[str, Predicted] = from_rank_0(steps, hosts)

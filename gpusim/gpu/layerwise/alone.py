@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import prod
 from typing import Final
 
 import torch
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, BatchNorm
+from gpusim.formats.hardware import HardwareModel
 from gpusim.gpu.layerwise.rank import Data, Rank
 from gpusim.gpu.layerwise.transport import Alone
 from gpusim.gpu.replay.timing import time_interleaved
 from gpusim.layerwise.compute import PassTimes, share_key
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.made_up import sum_kernel
 from gpusim.layerwise.shares import Share
 
 #: Runs before timing: libraries choose algorithms and allocate workspaces.
@@ -89,13 +92,18 @@ def share_of_state(rank: Rank, index: int) -> Share:
     return Share((n, c, h, w), elements)
 
 
-def predicted_ns(rank: Rank, times: dict[str, PassTimes]) -> float:
-    """Sum of the times of a rank's shares, in ns."""
-    return sum(
-        times[share_key(state.layer, share_of_state(rank, index))].total_ns
-        for index, state in enumerate(rank.states)
-        if state.active
-    )
+def predicted_ns(rank: Rank, times: dict[str, PassTimes], hardware: HardwareModel) -> float:
+    """Time of a rank's shares in ns, and of the sums of gradients of outputs that several layers use."""
+    total_ns = 0.0
+    for index, state in enumerate(rank.states):
+        if not state.active:
+            continue
+        share = share_of_state(rank, index)
+        total_ns += times[share_key(state.layer, share)].total_ns
+        if rank.graph.training and len(rank.users[index]) > 1:
+            output_bytes = prod(share.output) * state.layer.element_bytes
+            total_ns += sum_kernel(len(rank.users[index]), output_bytes, hardware).dur_ns
+    return total_ns
 
 
 def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> PassTimes:
@@ -111,29 +119,28 @@ def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> Pass
         for tensor, source in zip(inputs, sources, strict=True):
             tensor.copy_(source)
 
-    def forward() -> torch.Tensor:
+    def forward() -> tuple[torch.Tensor, list[torch.Tensor]]:
         leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, wants, strict=True)]
-        return rank.run_share(index, leaves, data.targets)
+        return rank.run_share(index, leaves, data.targets), leaves
 
     touch()
-    gradient.append(torch.randn_like(forward().detach()))
+    gradient.append(torch.randn_like(forward()[0].detach()))
     written = torch.empty_like(gradient[0])
 
-    def before_backward() -> torch.Tensor:
+    def before_backward() -> tuple[torch.Tensor, list[torch.Tensor]]:
         touch()
-        output = forward()
+        output, leaves = forward()
         flush.zero_()
         written.copy_(gradient[0])
-        return output
+        return output, leaves
 
     def nothing_more() -> None:
         before_backward()
 
     def both() -> None:
         rank.clear()
-        output = before_backward()
-        if output.requires_grad:
-            torch.autograd.backward([output], [written])
+        output, leaves = before_backward()
+        rank.differentiate(index, output, written, leaves)
 
     def only_forward() -> None:
         touch()
