@@ -32,6 +32,7 @@ PAGE = ROOT / "research" / "data" / "other_gpus.md"
 NVIDIA = "[NVIDIA DeepLearningExamples](https://github.com/NVIDIA/DeepLearningExamples)"
 LAMBDA = "[lambdal/deeplearning-benchmark](https://github.com/lambdal/deeplearning-benchmark)"
 TIMM = "[pytorch-image-models](https://github.com/huggingface/pytorch-image-models)"
+TIMM_ROW = f"{TIMM} `results/benchmark-infer-amp-nhwc-pt240-cu124-rtx4090.csv`"
 CONVNETS = "Classification/ConvNets"
 LAMBDA_ROW = f"{LAMBDA} `pytorch/pytorch-train-throughput-fp32.csv`, column resnet50, row"
 LAMBDA_TF = "[Lambda, TensorFlow 1.12](https://lambdalabs.com/blog/2080-ti-deep-learning-benchmarks), column V100"
@@ -48,6 +49,7 @@ FROM = {
     "vit_b_16": "validate/traces/unseen_large/vit_b_16-train-b8",
     "efficientnet_b0": "validate/traces/fidelity/efficientnet_b0-train-b16-bf16",
     "efficientnet_v2_s": "validate/traces/kinds/efficientnet_v2_s-infer-b32-bf16",
+    "dpn68b": "validate/traces/blind_kinds/dpn68b-infer-b16-bf16",
 }
 
 
@@ -84,8 +86,9 @@ PUBLISHED = (
     Published("rtx4090", "vit_b_16", 337, "TF32, 64", XHMY),
     Published(
         "rtx4090", "efficientnet_v2_s", 1652, "FP16, 512",
-        f"{TIMM} `results/benchmark-infer-amp-nhwc-pt240-cu124-rtx4090.csv`, efficientnetv2_s, 384",
+        f"{TIMM_ROW}, efficientnetv2_s, 384",
     ),
+    Published("rtx4090", "dpn68b", 4887, "FP16, 512", f"{TIMM_ROW}, dpn68b, 224"),
 )  # fmt: skip
 
 
