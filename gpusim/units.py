@@ -81,3 +81,8 @@ def parse_bytes(text: str, bare: int = 1) -> int:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: `1 stream`, `2 streams`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def clause(count: int, noun: str, one: str, several: str) -> str:
+    """Return a count with its noun and verb: `1 layer has`, `2 layers have`."""
+    return f"{counted(count, noun)} {one if count == 1 else several}"

@@ -17,6 +17,7 @@ from gpusim.cli.common import (
 )
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
+from gpusim.units import counted
 
 
 @click.command()
@@ -88,7 +89,7 @@ def parallel(
     if figures:
         from gpusim.report.figures.parallel import parallel_figure
 
-        figures.write(parallel_figure(explored), f"{explored.name} on {explored.gpus} GPUs")
+        figures.write(parallel_figure(explored), f"{explored.name} on {counted(explored.gpus, 'GPU')}")
     if as_json:
         print_json(parallel_document(explored))
         return

@@ -18,6 +18,7 @@ from gpusim.io import file_limits
 from gpusim.io.files import Count, Document, Positive, read_document
 from gpusim.io.resources import resource_dir
 from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.units import counted
 
 SCHEMA: Final = "gpusim-topology/1"
 
@@ -102,11 +103,11 @@ class Topology(Document, frozen=True, kw_only=True):
         return bool(self.curves)
 
     def __repr__(self) -> str:
-        return short_repr("Topology", f"{short_name(self.name)}: {self.nodes} x {self.gpus_per_node} GPUs")
+        return short_repr("Topology", f"{short_name(self.name)}: {self.nodes} x {counted(self.gpus_per_node, 'GPU')}")
 
     def _repr_html_(self) -> str:
         rows = [
-            ("nodes", f"{self.nodes} of {self.gpus_per_node} GPUs"),
+            ("nodes", f"{self.nodes} of {counted(self.gpus_per_node, 'GPU')}"),
             *(
                 (name, f"{link.bytes_per_ns:g} GB/s, {link.latency_ns / 1e3:g} us" if link else "none")
                 for name, link in (("link of a GPU", self.links.node), ("link of a node", self.links.network))
@@ -179,7 +180,7 @@ def check_gpus(topology: Topology, gpus: int, source: str = "") -> None:
     """Raise `TopologyError` if the topology has fewer GPUs, or lacks a link between them."""
     where = source or topology.name
     if gpus > topology.gpus:
-        have = f"{topology.nodes} x {topology.gpus_per_node} = {topology.gpus} GPUs"
+        have = f"{topology.nodes} x {topology.gpus_per_node} = {counted(topology.gpus, 'GPU')}"
         raise TopologyError(where, f"has {have}, and {gpus} are asked for", place="$.nodes")
     if gpus > 1 and topology.gpus_per_node > 1 and topology.links.node is None:
         raise TopologyError(where, "has no link between the GPUs of a node", place="$.links.node")

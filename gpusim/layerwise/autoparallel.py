@@ -26,6 +26,7 @@ from gpusim.io.files import read_bytes
 from gpusim.layerwise.configs import REPLICATED, Config, check_config
 from gpusim.layerwise.layers import Layer, LayerGraph
 from gpusim.text import shortened, visible
+from gpusim.units import clause, counted
 
 #: Kind of layer -> words in the names of its operators.
 _KINDS: Final = {
@@ -93,7 +94,8 @@ def import_autoparallel(path: Path, graph: LayerGraph) -> Imported:
         notes.append(f"partial sums, which a plan has no word for, are taken as split by samples: {named}")
     missing = len(graph.layers) - len(splits)
     if missing:
-        notes.append(f"{missing} layers have no node of their own and are split by samples")
+        said = clause(missing, "layer", "has no node of its own and is", "have no node of their own and are")
+        notes.append(f"{said} split by samples")
     plan = ParallelPlan(schema=SCHEMA, network=graph.name, gpus=gpus, made_by="autoparallel", layers=tuple(splits))
     return Imported(plan, tuple(notes))
 
@@ -187,7 +189,7 @@ def _config(path: Path, layer: Layer, node: _Node, mesh: tuple[int, ...], gpus: 
     first = _FIRST.fullmatch(node.placement)
     parts = [match[0] for match in _PART.finditer(first[1])] if first else []
     if len(parts) != len(mesh):
-        problem = f"{shown} has {len(parts)} parts, and the mesh {len(mesh)} dimensions"
+        problem = f"{shown} has {counted(len(parts), 'part')}, and the mesh {counted(len(mesh), 'dimension')}"
         raise ParallelPlanError(str(path), problem, place=place)
     rank = node.rank or (4 if layer.output[3] > 1 or layer.kind == "convolution" else 2 if layer.output[2] == 1 else 3)
     letters = _LETTERS.get(rank, "nchw")

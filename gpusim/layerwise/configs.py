@@ -19,6 +19,7 @@ import numpy as np
 from gpusim.errors import OptionError
 from gpusim.layerwise.layers import DIMS, Extents, Ints, Layer
 from gpusim.text import shortened, visible
+from gpusim.units import counted
 
 #: From the slowest to the fastest varying dimension, as indices of `DIMS`: n, h, w, c.
 RUNNING: Final = (0, 2, 3, 1)
@@ -124,14 +125,15 @@ def check_config(layer: Layer, config: Config, gpus: int) -> Config:
             allowed = ", ".join(layer.splits) or "no dimension: it has no rule, and every GPU computes it"
             raise OptionError(f"{where}: {dim}={degree}, but a {layer.kind} layer is split by {allowed}")
         if dim == "n" and extent % degree:
-            raise OptionError(f"{where}: n={degree} does not divide its {extent} samples")
+            raise OptionError(f"{where}: n={degree} does not divide its {counted(extent, 'sample')}")
         if dim == "c" and (extent // layer.channel_unit) % degree:
-            unit = "channels" if layer.channel_unit == 1 else f"groups of {layer.channel_unit} channels"
-            raise OptionError(f"{where}: c={degree} does not divide its {extent // layer.channel_unit} {unit}")
+            units = counted(extent // layer.channel_unit, "channel" if layer.channel_unit == 1 else "group")
+            of = "" if layer.channel_unit == 1 else f" of {counted(layer.channel_unit, 'channel')}"
+            raise OptionError(f"{where}: c={degree} does not divide its {units}{of}")
         if degree > extent:
-            raise OptionError(f"{where}: {dim}={degree}, of {extent} rows")
+            raise OptionError(f"{where}: {dim}={degree}, of {counted(extent, 'row' if dim == 'h' else 'column')}")
     if gpus % config.parts:
-        raise OptionError(f"{where}: {config} makes {config.parts} parts, which do not divide {gpus} GPUs")
+        raise OptionError(f"{where}: {config} makes {config.parts} parts, which do not divide {counted(gpus, 'GPU')}")
     return config
 
 

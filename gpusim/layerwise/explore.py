@@ -134,7 +134,9 @@ class Parallel:
             (plan.name, format_ns(plan.step_ns), format_ns(plan.additive_ns), format_bytes(plan.bytes))
             for plan in self.plans
         ]
-        return html_table(f"{self.name} on {self.gpus} GPUs", ("plan", "step", "sum of costs", "moved"), rows)
+        return html_table(
+            f"{self.name} on {counted(self.gpus, 'GPU')}", ("plan", "step", "sum of costs", "moved"), rows
+        )
 
 
 def explore_plans(

@@ -25,6 +25,7 @@ from gpusim.layerwise.parts import WHOLE, moved, part_origin
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
 from gpusim.trace.element_sizes import DTYPE_BYTES
+from gpusim.units import clause
 
 #: Most layers without a rule that a note names.
 _NAMED: Final = 5
@@ -96,7 +97,8 @@ def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
         return ()
     kinds = Counter(layer.kind for layer in without)
     named = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(_NAMED))
-    return (f"{len(without)} layers have no rule and are computed by every GPU: {named}",)
+    said = clause(len(without), "layer", "has no rule and is", "have no rule and are")
+    return (f"{said} computed by every GPU: {named}",)
 
 
 class _Reader:

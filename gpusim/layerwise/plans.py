@@ -16,6 +16,7 @@ from gpusim.layerwise.configs import REPLICATED, Config, check_config
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, SEARCHED, Choice, data_parallel
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.text import shortened, visible
+from gpusim.units import counted
 
 
 def to_document(graph: LayerGraph, gpus: int, choice: Choice, made_by: str) -> ParallelPlan:
@@ -106,7 +107,7 @@ def plan_reader(path: Path, gpus: int) -> PlanReader:
             if plan.network != graph.name:
                 notes = (f"made for {shortened(visible(plan.network))}, not for {graph.name}",)
         if plan.gpus != gpus:
-            raise ParallelPlanError(str(path), f"is for {plan.gpus} GPUs, not {gpus}", place="$.gpus")
+            raise ParallelPlanError(str(path), f"is for {counted(plan.gpus, 'GPU')}, not {gpus}", place="$.gpus")
         return GivenPlan(from_document(plan, graph, str(path)), notes)
 
     return read

@@ -65,6 +65,20 @@ class Shuffled(nn.Module):
         return self.last(self.two(x)[:, :4].mean((2, 3)))
 
 
+class Flipped(nn.Module):
+    # An operator without a rule.
+    def __init__(self):
+        super().__init__()
+        self.one, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.last(torch.flip(self.one(x), (3,)).mean((2, 3)))
+
+
+def flipped(batch):
+    return Flipped(), torch.randn(batch, 3, 9, 9)
+
+
 def gated(batch):
     return Gated(), torch.randn(batch, 3, 9, 9)
 
@@ -150,4 +164,11 @@ def test_views_that_reorder_channels_are_not_run_and_parts_are(models: Path) -> 
     graph = layers_of(captured(models, "shuffled"))
     assert [layer.path for layer in graph.layers if not layer.ops] == ["one", "two"]
     with pytest.raises(OptionError, match="layer 'one' cannot be run: a view before its clone reorders or scatters"):
+        Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
+
+
+def test_one_layer_without_a_rule_is_said_as_one(models: Path) -> None:
+    graph = layers_of(captured(models, "flipped"))
+    assert graph.notes == ("1 layer has no rule and is computed by every GPU: 1 x other",)
+    with pytest.raises(OptionError, match="cannot be run: nothing runs its flip"):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)

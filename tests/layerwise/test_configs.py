@@ -166,6 +166,7 @@ def _by_boxes(
         (Config(n=3), "n=3 does not divide its 8 samples"),
         (Config(c=3), "c=3 does not divide its 16 channels"),
         (Config(h=32), "h=32, of 16 rows"),
+        (Config(w=32), "w=32, of 16 columns"),
         (Config(n=2, c=4), "which do not divide 4 GPUs"),
         (Config(n=0), "a degree is 1 or more"),
     ],
