@@ -20,8 +20,8 @@ from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.layer_rules import Rule, broadcast, fits, parameters_of, rule_of, tensors_in
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
 from gpusim.layerwise.op_programs import first_program, following_program, loss_program
-from gpusim.layerwise.operands import CannotRunError, Fixed, Operands, calls_of
-from gpusim.layerwise.parts import WHOLE, moved, part_origin
+from gpusim.layerwise.operands import CannotRunError, Fixed, Operands, calls_of, is_creation
+from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
 from gpusim.trace.element_sizes import DTYPE_BYTES
@@ -43,6 +43,8 @@ class _Value:
     """Whether a view changed the order along a dimension, as a shuffle of channels does."""
     origin: Extents | None = WHOLE
     """Its first element in the layer's output; None if it is no box of that output."""
+    step: Extents = STEPS
+    """Distance of its elements there."""
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ class _Reader:
     def _read(self, index: int, op: Op) -> None:
         name = rules.base_name(op)
         sources = [(t, self.values[t]) for t in tensors_in(op.args) + tensors_in(op.kwargs) if t in self.values]
-        from_layers = [(t, value) for t, value in sources if value.layer is not None]
+        from_layers = [(t, value) for t, value in sources if value.layer is not None and not is_creation(op)]
         if name in rules.VIEWS and not op.kernels:
             self._view(op, name, sources)
         elif not from_layers:
@@ -151,11 +153,12 @@ class _Reader:
             value = sources[0][1]
             frame = rules.view_frame(self.trace, op, name, value.frame, output)
             reordered = value.reordered or rules.reorders(op, name, value.frame)
-            origin = value.origin
+            origin, step = value.origin, value.step
             if frame is not None and value.frame is not None and origin is not None:
                 begin = part_origin(self.trace, op, name, value.frame, output)
-                origin = None if begin is None else moved(origin, begin)
-            self.values[output] = _Value(value.layer, frame, reordered, origin)
+                origin = None if begin is None else moved(origin, scaled(begin, step))
+                step = scaled(step, part_step(op, name, value.frame))
+            self.values[output] = _Value(value.layer, frame, reordered, origin, step)
 
     def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
         """Return the layer that the op is part of, or None."""
@@ -164,7 +167,8 @@ class _Reader:
             scalar = all(not self.trace.tensors[t].shape for t in op.outputs if t is not None)
             if scalar or name in rules.LOSSES:
                 return max(layer for layer in owners if layer is not None)
-        if name not in rules.POINTWISE and name not in rules.BATCH_NORMS:
+        is_same = rules.same_elements(self.trace, op, name)
+        if name not in rules.POINTWISE and name not in rules.BATCH_NORMS and not is_same:
             return None
         first, value = from_layers[0]
         if value.layer is None or value.layer == BATCH or value.frame is None:
@@ -191,7 +195,8 @@ class _Reader:
             if value.reordered or value.origin is None:
                 raise CannotRunError(f"a view before its {name} reorders or scatters a layer's output")
             inputs.setdefault(tensor, (number, value.frame))
-        return Operands(self.trace, op, name, index, inputs, self._depends)
+        steps = {tensor: value.step for tensor, value in from_layers if value.step != STEPS}
+        return Operands(self.trace, op, name, index, inputs, steps, self._depends)
 
     def _depends(self, tensor: int) -> bool:
         return tensor in self.values and self.values[tensor].layer is not None
@@ -303,7 +308,8 @@ class _Reader:
         output = next((t for t in op.outputs if t is not None), op.writes[0] if op.writes else None)
         shape = trace.tensors[output].shape if output is not None else ()
         inputs = [(tensor, value.frame) for tensor, value in from_layers]
-        rule = rule_of(trace, op, name, inputs, shape, self.batch)
+        whole = all(value.step == STEPS for _, value in from_layers)
+        rule = rule_of(trace, op, name, inputs, shape, self.batch, whole)
         samples = self.batch if rule.splits == "n" else 1
         extents = rule.frame.extents if rule.frame is not None else (samples, max(1, prod(shape)), 1, 1)
         if rule.kind == "loss" and rule.frame is None:
@@ -334,7 +340,7 @@ class _Reader:
             else:
                 extents = self.drafts[value.layer].layer.output
                 if value.frame is not None and value.origin is not None and not value.reordered:
-                    extents, origin = value.frame.extents, value.origin
+                    extents, origin = spanned(value.frame.extents, value.step), value.origin
             need = rule.needs[number] if number < len(rule.needs) else None
             if need is None or value.frame is None or value.frame.extents != extents:
                 alike = value.frame is not None and rule.frame is not None and rule.splits == "nchw"

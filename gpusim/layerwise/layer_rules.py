@@ -38,11 +38,16 @@ class Rule:
     channel_unit: int = 1
 
 
-def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int], batch: int) -> Rule:
-    """Return the rule of an operator with a result of this shape."""
+def rule_of(
+    trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int], batch: int, whole: bool = True
+) -> Rule:
+    """Return the rule of an operator with a result of this shape; without `whole`, inputs lack every other element."""
     frames = [frame for _, frame in inputs]
     first = frames[0]
     rule: Rule | None = None
+    if not whole:
+        rule = _by_sample(trace, op, name, inputs, batch)
+        return rule or Rule("other", "", by_rank(shape, batch), prod(shape))
     if first is not None:
         if first.is_rows_of(*_IMAGE):
             rule = _of_image(trace, op, name, first, shape, inputs)
@@ -54,7 +59,7 @@ def rule_of(trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int
             rule = _layer_norm(op, first)
     if rule is None and name == "cat":
         rule = _concat(op, frames, shape)
-    if rule is None and name in (*rules.POINTWISE, *rules.BATCH_NORMS):
+    if rule is None and (name in (*rules.POINTWISE, *rules.BATCH_NORMS) or rules.same_elements(trace, op, name)):
         rule = _pointwise(trace, name, inputs, shape)
     if rule is None and name == "embedding":
         rule = _embedding(frames, shape)
@@ -245,7 +250,8 @@ def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | N
 
 def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> Rule | None:
     """Return the rule of an operator that treats each sample separately."""
-    if name not in rules.BY_SAMPLE | rules.ATTENTION | rules.WINDOWS | rules.LINEAR | rules.CONVOLUTIONS:
+    alike = rules.BY_SAMPLE | rules.ATTENTION | rules.WINDOWS | rules.LINEAR | rules.CONVOLUTIONS | rules.POINTWISE
+    if name not in alike:
         return None
     if rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape)):
         return None
@@ -253,7 +259,9 @@ def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> R
         return None
     if any(frame is None or not frame.rows or not frame.letters(0).startswith("n") for _, frame in inputs):
         return None
-    frame = rules.by_sample_frame(trace, op, batch)
+    if len({frame.rows[0] for _, frame in inputs if frame is not None}) > 1 and name in rules.POINTWISE:
+        return None
+    frame = rules.by_sample_frame(trace, op, name, inputs[0][1], batch)
     return None if frame is None else Rule("by_sample", "n", frame, prod(prod(s for _, s in row) for row in frame.rows))
 
 

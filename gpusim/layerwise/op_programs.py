@@ -16,14 +16,16 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
 from gpusim.layerwise.layer_rules import parameters_of, tensors_in
-from gpusim.layerwise.layers import DIMS, Layer, LayerOp
+from gpusim.layerwise.layers import BATCH, DIMS, Layer, LayerOp
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
 #: Functions of one tensor, by their name in `torch.nn.functional`.
-ACTIVATIONS: Final = ("relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid")
+ACTIVATIONS: Final = ("relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softplus", "elu")
+#: Functions of one tensor, by their name in `torch`.
+FUNCTIONS: Final = ("exp", "neg", "sqrt", "rsqrt", "sin", "cos", "abs", "square", "reciprocal", "log")
 #: Operators of a layer's value and a number or a fixed tensor.
 ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill")
 #: Operators that are run on tensors laid out as they were traced, each sample by itself.
@@ -36,10 +38,12 @@ LAID_OUT: Final = rules.names(
 def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tuple[LayerOp, ...]:
     """Return the operations of a new layer's first operator; `frame` is that of its result. Raises `CannotRunError`."""
     trace, op, name = operands.trace, operands.op, operands.name
+    if operands.steps and layer.kind not in ("by_sample", "other"):
+        raise CannotRunError(f"a view before its {name} takes every other element of a layer's output")
     if layer.kind == "convolution":
         return _convolution(trace, op)
     if layer.kind == "linear":
-        return _linear(operands, layer)
+        return _linear(operands, layer, frame)
     if layer.kind == "pool":
         return _pool(op, name, layer)
     if layer.kind == "concat":
@@ -52,6 +56,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return _loss(op, layer)
     if layer.kind == "layer_norm":
         return _layer_norm(op, layer)
+    if layer.kind == "embedding":
+        return _embedding(operands, layer)
     if layer.kind == "attention":
         return attention(operands, layer)
     if layer.kind in ("by_sample", "other"):
@@ -67,9 +73,11 @@ def following_program(operands: Operands, frame: Frame | None) -> tuple[LayerOp,
     Raises `CannotRunError`.
     """
     op, name = operands.op, operands.name
-    if name in ACTIVATIONS and len(op.args) == 1:
+    if operands.steps:
+        raise CannotRunError(f"a view before its {name} takes every other element of a layer's output")
+    if name in (*ACTIVATIONS, *FUNCTIONS) and len(op.args) == 1:
         return (LayerOp(name, dict(op.kwargs)),)
-    if name == "clone":
+    if name == "clone" or rules.same_elements(operands.trace, op, name):
         return (LayerOp("identity"),)
     if name == "native_dropout":
         return (LayerOp("dropout", {"p": float(op.args[1])}),)
@@ -105,22 +113,28 @@ def _convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
     return (LayerOp("convolution", options),)
 
 
-def _linear(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
-    """A product with a parameter, over the channels or over a flattened map."""
+def _linear(operands: Operands, layer: Layer, result: Frame | None) -> tuple[LayerOp, ...]:
+    """A product with a parameter, over the channels, over a flattened map, or over several dimensions in one."""
     op, name = operands.op, operands.name
-    if op.kwargs or (name == "addmm" and not parameters_of(operands.trace, tensors_in(op.args[0])[0])):
+    if op.kwargs or result is None:
         raise CannotRunError(f"nothing runs its {name} with these arguments")
-    ((_, frame),) = operands.inputs.values()
+    bias = {"addmm": op.args[0], "linear": op.args[2] if len(op.args) > 2 else None}.get(name)
+    added = tensors_in(bias)[0] if bias is not None else None
+    after: tuple[LayerOp, ...] = ()
+    if added is not None and not parameters_of(operands.trace, added):  # made of several, such as one for queries alone
+        _check_broadcast(operands.trace.tensors[added].shape, result)
+        after = (LayerOp("with_fixed", {"function": "add", "rows": result.rows, "fixed": operands.fixed(added)}),)
+    _, frame = operands.inputs[tensors_in(op.args[1 if name == "addmm" else 0])[0]]
     positions = set(frame.letters(0))
     features = tuple((letter, size) for letter, size in frame.rows[1] if size > 1)
-    bias = name == "addmm" or (name == "linear" and len(op.args) > 2 and op.args[2] is not None)
-    options = {"channels": (prod(size for _, size in features), layer.output[1]), "bias": bias}
+    has_bias = added is not None and not after
+    options = {"channels": (prod(size for _, size in features), layer.output[1]), "bias": has_bias}
     order = [DIMS.index(letter) for letter, _ in features]
     if positions == {"n"} and order == sorted(order):
-        return (LayerOp("flatten"), LayerOp("linear", options))
+        return (LayerOp("flatten"), LayerOp("linear", options), *after)
     if set(order) <= {1}:
-        return (LayerOp("linear", options),)
-    return (LayerOp("features", {"features": features}), LayerOp("linear", options))
+        return (LayerOp("linear", options), *after)
+    return (LayerOp("features", {"features": features}), LayerOp("linear", options), *after)
 
 
 def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
@@ -165,6 +179,18 @@ def _layer_norm(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
     return (LayerOp("layer_norm", {"epsilon": float(op.args[_LAYER_NORM_EPSILON])}),)
 
 
+def _embedding(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
+    """Rows of a table of parameters, which the batch chooses."""
+    op, trace = operands.op, operands.trace
+    table, chosen = tensors_in(op.args[0]), tensors_in(op.args[1])
+    if not parameters_of(trace, table[0]) or chosen[0] not in operands.inputs or layer.inputs[0].source != BATCH:
+        raise CannotRunError("its table is no parameter, or a layer chooses its rows")
+    if len(operands.inputs[chosen[0]][1].rows) != 2 or any(argument not in (-1, False) for argument in op.args[2:]):
+        raise CannotRunError("nothing runs its embedding with these arguments")
+    rows, features = trace.tensors[table[0]].shape
+    return (LayerOp("embedding", {"table": (rows, features)}),)
+
+
 def _loss(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
     if layer.inputs[0].extents != layer.output or int(op.args[1]) not in (1, -1 if layer.output[2:] == (1, 1) else 1):
         raise CannotRunError("its classes are not the channels")
@@ -181,7 +207,8 @@ def _arithmetic(operands: Operands, frame: Frame) -> tuple[LayerOp, ...]:
     if isinstance(second, int | float):
         return (LayerOp("with_number", {**options, "number": second}),)
     mine = [number for number, each in enumerate((first, second)) if tensors_in(each)[0] in operands.inputs]
-    if len(mine) != 1 or len(op.args) != (3 if name == "masked_fill" else 2) or (mine == [1] and name != "add"):
+    count = 3 if name == "masked_fill" else 2
+    if len(mine) != 1 or len(op.args) != count or (mine == [1] and name not in ("add", "mul")):
         raise CannotRunError(f"nothing runs its {name} with these arguments")
     other = tensors_in((first, second)[1 - mine[0]])[0]
     if name in ("add", "mul") and _is_by_channel(operands.trace, other, frame):
@@ -234,7 +261,7 @@ def _laid_out(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
     fixed = {tensor: _fixed_operand(operands, tensor) for tensor in taken if tensor not in operands.inputs}
     if in_place:
         op = msgspec.structs.replace(op, target=op.target.replace("_.", ".", 1), writes=())
-    call = Call(operands.trace, op, layouts, fixed)
+    call = Call(operands.trace, op, layouts, fixed, operands.steps)
     return (LayerOp("laid_out", {"operator": op.target, "call": call, "result": results[0], "rows": frame.rows}),)
 
 

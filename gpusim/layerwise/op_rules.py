@@ -46,6 +46,10 @@ BY_SAMPLE: Final = names(
     "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
     "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll _embedding_bag"
 )
+#: Operators that take only the type of their tensor; with a size of their own.
+CREATIONS: Final = names("new_zeros new_ones new_full new_empty")
+#: Operators whose result has the dimensions of their input, if it has its shape.
+KEEPING: Final = POINTWISE | names("_softmax _safe_softmax cumsum tril roll constant_pad_nd")
 #: Operators that end a step: they average over samples, which parts of the batch can do separately.
 LOSSES: Final = names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
 
@@ -125,6 +129,17 @@ def _size(row: tuple[tuple[str, int], ...]) -> int:
     return size
 
 
+def same_elements(trace: Trace, op: Op, name: str) -> bool:
+    """Whether `as_strided` gives the tensor that it takes: only strides of dimensions of size 1 may differ."""
+    if name != "as_strided" or not op.outputs or op.outputs[0] is None:
+        return False
+    before, after = trace.tensors[_first(op)], trace.tensors[op.outputs[0]]
+    if (before.shape, before.offset) != (after.shape, after.offset):
+        return False
+    strides = zip(after.shape, before.stride, after.stride, strict=True)
+    return all(size == 1 or old == new for size, old, new in strides)
+
+
 def touches_samples(op: Op, name: str, rank: int) -> bool:
     """Whether a by-sample operator works along the first dimension and so mixes samples."""
     if name in ("mean", "sum", "amax", "var", "var_mean"):
@@ -133,10 +148,27 @@ def touches_samples(op: Op, name: str, rank: int) -> bool:
     if name in ("_softmax", "_safe_softmax", "cumsum", "cat", "stack"):
         dim = op.args[1] if len(op.args) > 1 else 0
         return not isinstance(dim, int) or dim % max(1, rank) == 0
-    return name in ("max", "min", "roll")
+    if name == "roll":
+        dims = op.args[2] if len(op.args) > 2 else ()
+        return not dims or any(int(d) % rank == 0 for d in dims)
+    return name in ("max", "min")
 
 
-def by_sample_frame(trace: Trace, op: Op, batch: int) -> Frame | None:
-    """Return the frame of a by-sample operator's result."""
+def by_sample_frame(trace: Trace, op: Op, name: str, first: Frame | None, batch: int) -> Frame | None:
+    """Return the frame of a by-sample operator's result: that of its first input, if it keeps dimensions."""
     output = next((index for index in op.outputs if index is not None), None)
-    return None if output is None else by_rank(trace.tensors[output].shape, batch)
+    if output is None:
+        return None
+    shape = tuple(trace.tensors[output].shape)
+    if first is not None and name in KEEPING and tuple(map(_size, first.rows)) == shape:
+        return first
+    if first is not None and name == "cat" and len(first.rows) == len(shape):
+        dimension = int(op.args[1]) % len(shape) if len(op.args) > 1 else 0
+        letter = first.letters(dimension)
+        if (
+            len(letter) == 1
+            and letter != "n"
+            and not any(letter in first.letters(d) for d in range(len(shape)) if d != dimension)
+        ):
+            return with_row(first, dimension, ((letter, shape[dimension]),))
+    return by_rank(shape, batch)

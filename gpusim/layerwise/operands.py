@@ -8,9 +8,10 @@ from math import prod
 from typing import Final
 
 from gpusim.formats.trace import Op, Trace
+from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, Row
 from gpusim.layerwise.layer_rules import tensors_in
-from gpusim.layerwise.layers import LayerOp
+from gpusim.layerwise.layers import Extents, LayerOp
 from gpusim.notebook import ShortRepr
 
 #: Most elements of a fixed tensor, and most operators that make one: a mask of 4,096 positions, a few steps.
@@ -20,6 +21,11 @@ MOST_OPERATORS: Final = 256
 
 class CannotRunError(Exception):
     """The executor has no operation for an operator; the text is the reason."""
+
+
+def is_creation(op: Op) -> bool:
+    """Whether an operator takes only the type of its tensor: its result does not depend on the batch."""
+    return rules.base_name(op) in rules.CREATIONS
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -45,6 +51,8 @@ class Call(ShortRepr):
     inputs: Mapping[int, tuple[int, tuple[Row, ...]]]
     """Tensor -> number of the layer's input, and its rows."""
     fixed: Mapping[int, Fixed]
+    steps: Mapping[int, Extents]
+    """Distance of the elements of inputs that are every other one."""
 
 
 def calls_of(op: LayerOp) -> tuple[Call | Fixed, ...]:
@@ -63,6 +71,8 @@ class Operands:
     place: int
     """Index of the operator in the trace."""
     inputs: Mapping[int, tuple[int, Frame]]
+    steps: Mapping[int, Extents]
+    """Distance of the elements of inputs that are every other one of their layer's output."""
     depends: Callable[[int], bool]
     """Whether a tensor depends on the batch."""
 
@@ -75,7 +85,7 @@ class Operands:
             made = {trace.tensors[t].storage for t in (*op.writes, *op.outputs) if t is not None}
             if op.phase != "forward" or not made & stores:
                 continue
-            taken = tensors_in(op.args) + tensors_in(op.kwargs)
+            taken = [] if is_creation(op) else tensors_in(op.args) + tensors_in(op.kwargs)
             if op.random or any(map(self.depends, taken)):
                 raise CannotRunError(f"{self.name} takes a second tensor that depends on the batch or on chance")
             stores |= made | {trace.tensors[t].storage for t in taken}

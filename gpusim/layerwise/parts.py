@@ -10,6 +10,7 @@ from gpusim.layerwise.frames import Frame
 from gpusim.layerwise.layers import DIMS, Extents
 
 WHOLE: Extents = (0, 0, 0, 0)
+STEPS: Extents = (1, 1, 1, 1)
 
 
 def part_origin(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> Extents | None:
@@ -29,8 +30,8 @@ def part_origin(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> E
         first = op.args[2] if len(op.args) > 2 and op.args[2] is not None else 0
         begin = min(max(int(first) + (size if int(first) < 0 else 0), 0), size)
         length = trace.tensors[output].shape[dimension]
-        if len(op.args) > 4 and int(op.args[4]) != 1 and length > 1:
-            return None
+        if _step(op) != 1 and length > 1:
+            return _of_dimension(frame, dimension, begin, length) if part_step(op, name, frame) != STEPS else None
     elif name in ("split", "split_with_sizes"):
         dimension = _dimension(op, 2, frame)
         before = [each for each in op.outputs[:place] if each is not None]
@@ -41,6 +42,35 @@ def part_origin(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> E
     else:
         return WHOLE
     return _of_dimension(frame, dimension, begin, length)
+
+
+def part_step(op: Op, name: str, frame: Frame) -> Extents:
+    """Return the distance of the elements of a slice in the viewed tensor, by letter; 1 unless it takes every other."""
+    if name != "slice" or _step(op) == 1:
+        return STEPS
+    dimension = _dimension(op, 1, frame)
+    letters = frame.letters(dimension)
+    inside = [letter for row in frame.rows[dimension + 1 :] for letter, size in row if size > 1]
+    if len(letters) != 1 or letters in inside:
+        return STEPS
+    n, c, h, w = (_step(op) if letter == letters else 1 for letter in DIMS)
+    return n, c, h, w
+
+
+def _step(op: Op) -> int:
+    return int(op.args[4]) if len(op.args) > 4 else 1
+
+
+def spanned(extents: Extents, step: Extents) -> Extents:
+    """Return the extents from the first to the last of elements at a distance."""
+    n, c, h, w = ((extent - 1) * distance + 1 for extent, distance in zip(extents, step, strict=True))
+    return n, c, h, w
+
+
+def scaled(origin: Extents, by: Extents) -> Extents:
+    """Return the product of two extents."""
+    n, c, h, w = (a * b for a, b in zip(origin, by, strict=True))
+    return n, c, h, w
 
 
 def _of_dimension(frame: Frame, dimension: int, begin: int, length: int) -> Extents | None:

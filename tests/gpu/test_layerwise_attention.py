@@ -33,8 +33,9 @@ CPU = torch.device("cpu")
 SEED = 5
 NETWORKS = [
     *("separate", "causal", "masked", "chunk", "unbind", "module", "with_weights"),
-    *("other_keys", "norm_first", "norm_last", "patches"),
+    *("other_keys", "norm_first", "norm_last", "patches", "written", "words", "windows"),
 ]
+FOUR = ["masked", "unbind", "other_keys", "words", "windows"]
 #: Parts of parameters: name, first element, number of elements.
 Place = tuple[str, int, int]
 
@@ -103,7 +104,11 @@ def test_captured_attention_runs_as_torchs_module(name: str, traces: dict[str, P
 
 
 def torchs_loss(model: torch.nn.Module, data: Data) -> torch.Tensor:
-    is_image = isinstance(model, attention_models.Patches)
+    """Give torch's module the batch in the shape that it was captured with."""
+    if isinstance(model, attention_models.Words):
+        scores = model(data.inputs[:, 0, :, 0].long())
+        return functional.cross_entropy(scores.transpose(1, 2), data.targets.squeeze(-1))
+    is_image = isinstance(model, attention_models.Patches | attention_models.Windows)
     scores = model(data.inputs if is_image else data.inputs.squeeze(3).transpose(1, 2))
     return functional.cross_entropy(scores, data.targets)
 
@@ -115,9 +120,7 @@ def started(gpus: int, files: list[Path]) -> dict[str, Any]:
         return json.loads(launch(gpus, "tests.support.rank", words, timeout_s=300))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "names"), [(2, NETWORKS), (4, ["causal", "masked", "unbind", "with_weights", "other_keys", "patches"])]
-)
+@pytest.mark.parametrize(("gpus", "names"), [(2, NETWORKS), (4, FOUR)])
 def test_captured_attention_is_equal_under_every_split(gpus: int, names: list[str], traces: dict[str, Path]) -> None:
     """Samples, heads, queries, and every GPU for itself: each configuration of each layer is in at least one plan."""
     found = started(gpus, [traces[name] for name in names])

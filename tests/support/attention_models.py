@@ -119,6 +119,67 @@ class Patches(nn.Module):
         return scores
 
 
+class Written(Attending):
+    """Attention written out as products, a mask and a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        n, rows, _ = x.shape
+        q, k, v = (each.view(n, rows, HEADS, -1).transpose(1, 2) for each in self.qkv(x).split(WIDTH, dim=2))
+        seen = torch.ones(rows, rows, device=x.device).tril()
+        weights = (q @ k.transpose(-2, -1) * 0.5).masked_fill(seen == 0, float("-inf")).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).reshape(n, rows, WIDTH))  # type: ignore[no-any-return]
+
+
+class Words(nn.Module):
+    """A language model: a table of words, a table of positions, causal attention, a class for each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(11, WIDTH), nn.Embedding(POSITIONS, WIDTH)
+        self.norm, self.qkv, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 48), nn.Linear(WIDTH, 11, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score for each word at each position."""
+        rows = self.words(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+        n, length, _ = rows.shape
+        heads = (each.view(n, length, HEADS, -1).transpose(1, 2) for each in self.qkv(self.norm(rows)).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        scores: torch.Tensor = self.last(rows + mixed.transpose(1, 2).reshape(n, length, WIDTH))
+        return scores
+
+
+class Windows(nn.Module):
+    """As torchvision's Swin: shifted windows with a table of biases, then every other row and column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.table = nn.Conv2d(3, 8, 2, stride=2), nn.Parameter(torch.randn(9, 2))
+        self.norm, self.qkv, self.o = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.merge, self.last = nn.Linear(32, 8, bias=False), nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score for each class."""
+        x = self.patch(x).permute(0, 2, 3, 1)
+        n, rows, columns, width = x.shape
+        shifted = torch.roll(self.norm(x), (-1, -1), (1, 2)).view(n, rows // 2, 2, columns // 2, 2, width)
+        inside = shifted.permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, width)
+        q, k, v = self.qkv(inside).reshape(-1, 4, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        place = torch.arange(4, device=x.device)
+        index = (place[:, None] // 2 - place // 2 + 1) * 3 + place[:, None] % 2 - place % 2 + 1
+        bias = self.table[index.flatten()].view(4, 4, 2).permute(2, 0, 1)
+        mixed = ((q @ k.transpose(-2, -1)) + bias[None]).softmax(-1) @ v
+        mixed = self.o(mixed.transpose(1, 2).reshape(-1, 4, width))
+        mixed = mixed.view(n, rows // 2, columns // 2, 2, 2, width).permute(0, 1, 3, 2, 4, 5)
+        x = x + torch.roll(mixed.reshape(n, rows, columns, width), (1, 1), (1, 2))
+        corners = [x[:, first::2, second::2] for first in (0, 1) for second in (0, 1)]
+        scores: torch.Tensor = self.last(self.merge(torch.cat(corners, -1)).mean((1, 2)))
+        return scores
+
+
 def _positions(make: Callable[[], nn.Module]) -> Callable[[int], Made]:
     return lambda batch: (make(), torch.randn(batch, POSITIONS, INPUTS))
 
@@ -129,6 +190,25 @@ chunk, unbind, within = (_positions(lambda how=how: Fused(how)) for how in ("chu
 module, with_weights = _positions(Module), _positions(lambda: Module(weights=True))
 other_keys, dropped = _positions(lambda: Module(other=True)), _positions(lambda: Module(dropout=0.1))
 norm_first, norm_last = _positions(lambda: Encoder(True)), _positions(lambda: Encoder(False))
+
+
+written = _positions(Written)
+
+
+def words_loss(scores: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a class for each position, with targets of its own."""
+    target = torch.zeros(scores.shape[0] * scores.shape[1], dtype=torch.int64, device=scores.device)
+    return functional.cross_entropy(scores.reshape(len(target), -1), target)
+
+
+def words(batch: int) -> tuple[nn.Module, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return the language model with words."""
+    return Words(), torch.randint(0, 11, (batch, POSITIONS)), words_loss
+
+
+def windows(batch: int) -> Made:
+    """Return the network of windows with an image of 8 x 8."""
+    return Windows(), torch.randn(batch, 3, 8, 8)
 
 
 def patches(batch: int) -> Made:

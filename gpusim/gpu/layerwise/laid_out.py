@@ -16,15 +16,16 @@ from msgspec.structs import replace
 from torch.nn import functional
 
 from gpusim.errors import OptionError
+from gpusim.formats.arguments import tensor_refs
 from gpusim.formats.trace import Op, Trace
-from gpusim.gpu.replay.encode import decode
+from gpusim.gpu.replay.encode import DTYPES, decode
 from gpusim.gpu.replay.execute import make_initial
 from gpusim.gpu.replay.operators import check_schemas, resolve
 from gpusim.gpu.replay.result_sizes import check_result_sizes
 from gpusim.gpu.replay.tensors import flat_results
 from gpusim.layerwise.frames import Row
 from gpusim.layerwise.layers import DIMS, Layer, LayerOp
-from gpusim.layerwise.operands import Call, Fixed, calls_of
+from gpusim.layerwise.operands import Call, Fixed, calls_of, is_creation
 from gpusim.text import shortened, visible
 
 Rows = tuple[Row, ...]
@@ -102,7 +103,8 @@ def run_laid_out(op: LayerOp, inputs: Sequence[torch.Tensor], named: Mapping[str
         made = fixed_value(fixed, named, inputs[0])
         tensors[tensor] = made[:1].expand(samples, *made.shape[1:]) if fixed.repeated else made
     for tensor, (number, rows) in call.inputs.items():
-        tensors[tensor] = laid_out(inputs[number], rows)
+        n, c, h, w = (slice(None, None, step) for step in call.steps.get(tensor, (1, 1, 1, 1)))
+        tensors[tensor] = laid_out(inputs[number][n, c, h, w], rows)
     results = flat_results(_called(call.op, tensors, device))
     return in_order(results[op.options["result"]], op.options["rows"], samples)
 
@@ -192,6 +194,9 @@ def _made(fixed: Fixed, named: Mapping[str, torch.Tensor], dtype: torch.dtype, d
         tensors[tensor] = named[parameter_name(trace, tensor)]
     for index in fixed.ops:
         node = trace.ops[index]
+        if is_creation(node):
+            taken = tensor_refs(node.args)
+            tensors |= {t: torch.empty((), dtype=DTYPES[trace.tensors[t].dtype], device=device) for t in taken}
         for output, result in zip(node.outputs, flat_results(_called(node, tensors, device)), strict=False):
             if output is not None:
                 tensors[output] = result

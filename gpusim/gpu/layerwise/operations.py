@@ -16,7 +16,7 @@ from torch.nn import functional
 from gpusim.errors import OptionError
 from gpusim.gpu.layerwise.laid_out import attention, features_to_channels, parameter_name, run_laid_out, with_fixed
 from gpusim.layerwise.layers import Layer, LayerOp
-from gpusim.layerwise.op_programs import ACTIVATIONS
+from gpusim.layerwise.op_programs import ACTIVATIONS, FUNCTIONS
 from gpusim.layerwise.operands import Fixed, calls_of
 
 #: Sums a tensor differentiably over the parts with shared statistics.
@@ -187,6 +187,9 @@ def _run(
     if kind in ACTIVATIONS:
         activated: torch.Tensor = getattr(functional, kind)(first, **options)
         return activated
+    if kind in FUNCTIONS:
+        computed: torch.Tensor = getattr(torch, kind)(first, **options)
+        return computed
     if kind == "channel_scale":
         return first * named["weight"][:, None, None]
     if kind == "channel_bias":
