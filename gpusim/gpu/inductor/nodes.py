@@ -54,12 +54,13 @@ class Nodes:
         """Raise `CaptureError` where a kernel's arguments contradict its nodes."""
         known_writes = {name for node in nodes for name in self.names_written(node)}
         known_reads = {name for node in nodes for name in self._names_read(node)} | known_writes
+        node = nodes[-1] if nodes else None
         wrong = sorted(set(writes) - known_writes - self._places.workspaces)
         if wrong:
-            raise refused(f"kernel {kernel}, which writes {', '.join(wrong)} and whose node does not,", nodes[-1])
+            raise refused(f"kernel {kernel}, which writes {', '.join(wrong)} and whose node does not,", node)
         wrong = sorted(set(reads) - known_reads - self._places.workspaces)
         if wrong:
-            raise refused(f"kernel {kernel}, which reads {', '.join(wrong)} and whose node does not,", nodes[-1])
+            raise refused(f"kernel {kernel}, which reads {', '.join(wrong)} and whose node does not,", node)
 
     def check_complete(self) -> None:
         """Raise `CaptureError` where a node has no line, or its lines omit something that it writes."""

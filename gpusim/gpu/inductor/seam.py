@@ -59,6 +59,11 @@ def named_alike(name: str, body: str) -> str:
     return f"{body[:end]}# {own}{style}\n{body[end:]}".replace(name, f"{stem}{own}")
 
 
+def without_style(text: str) -> str:
+    """Return a text of `named_alike` without the line that tells styles apart."""
+    return "\n".join(line for line in text.split("\n") if not line.startswith(f"# {OWN}"))
+
+
 def compile_graph(
     graph: FunctionalGraph, device: str, training: bool, read: Callable[[Lines], Result], suffix: str = ""
 ) -> Result:

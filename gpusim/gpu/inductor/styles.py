@@ -13,13 +13,16 @@ from typing import Any, Final
 
 from gpusim.errors import UnknownNameError
 
+_COMBO: Final = {"combo_kernels": True, "benchmark_combo_kernel": False}
+_GIVEN_LAYOUT: Final = {"layout_optimization": False}
 #: Additional settings of Inductor, by style.
 _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "apart": {},
-    "combo": {"combo_kernels": True, "benchmark_combo_kernel": False},
-    "given_layout": {"layout_optimization": False},
-    "apart_given_layout": {"layout_optimization": False},
+    "combo": _COMBO,
+    "given_layout": _GIVEN_LAYOUT,
+    "apart_given_layout": _GIVEN_LAYOUT,
+    "combo_given_layout": {**_COMBO, **_GIVEN_LAYOUT},
 }
 STYLES: Final = tuple(_SETTINGS)
 DEFAULT_STYLE: Final = "default"
@@ -42,12 +45,17 @@ class Noted:
     layout_optimized: bool = False
     """Whether Inductor made images channels last."""
 
-    def other_styles(self) -> list[str]:
-        """Return styles that make other kernels of the same step, most promising first."""
+    def other_styles(self, combos: bool = False) -> list[str]:
+        """Return styles that make other kernels of the same step, most promising first.
+
+        `combos`: combo kernels promise to save launches.
+        """
         given = self.style == "given_layout" or not self.layout_optimized
         styles = [] if not self.joins_calls else ["apart_given_layout" if given else "apart"]
         if self.layout_optimized or self.style == "given_layout":
             styles.append("given_layout" if self.style == DEFAULT_STYLE else DEFAULT_STYLE)
+        if combos:
+            styles.append("combo_given_layout" if self.style == "given_layout" else "combo")
         return styles
 
 

@@ -17,6 +17,8 @@ from gpusim.engine.threads import cores
 from gpusim.errors import CaptureError, GpusimError, TraceError
 from gpusim.formats.trace import Kernel, Trace
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.inductor.combos import promises_combos
+from gpusim.gpu.inductor.seam import without_style
 from gpusim.gpu.inductor.step import has_images
 from gpusim.gpu.inductor.styles import Noted, first_style
 from gpusim.gpu.inductor.versions import require_supported
@@ -102,18 +104,25 @@ class Inductors:
 
     def others(self, left_s: Callable[[], float]) -> list[Captured]:
         """Return the step in styles with other kernels than the first, as many as compile in the time left."""
-        compiling_s = 0.0
+        compiling_s, combos = 0.0, False
         for made in self._made.values():
             compiling_s += KERNEL_S * len(made.trace.sources) / max(1, cores())
+            combos = combos or promises_combos(made.trace, self._step.device.type)
         fronts: list[Captured] = []
-        for style in self._noted.other_styles():
+        for style in self._noted.other_styles(combos):
             if left_s() < self._took_s + (2 + len(fronts)) * compiling_s:
                 self._say(f"no time is left for the style {style}")
                 break
+            known = [_kernels(each.trace) for each in self._made.values()]
             try:
-                fronts.append(self.in_style(style))
+                other = self.in_style(style)
             except CANNOT_RUN as cause:
                 self.leave_out(style, cause)
+                continue
+            if _kernels(other.trace) in known:
+                self._say(f"the style {style} makes the same kernels")
+            else:
+                fronts.append(other)
         return fronts
 
     def leave_out(self, style: str, cause: Exception) -> None:
@@ -121,6 +130,12 @@ class Inductors:
         self._made.pop(style, None)
         self.problem = (str(cause) or type(cause).__name__).splitlines()[0]
         self._say(f"left out Inductor's kernels ({style}): {self.problem}")
+
+
+def _kernels(trace: Trace) -> list[str]:
+    """Return what distinguishes the kernels of two styles: each op's, by the hash of its text without its style."""
+    texts = {source.sha256: without_style(source.text) for source in trace.sources}
+    return [texts.get(op.source, op.target) for op in trace.ops]
 
 
 def _with_a_kernel(trace: Trace) -> Trace:

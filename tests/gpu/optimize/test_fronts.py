@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from gpusim.errors import CaptureError
-from gpusim.formats.trace import Kernel, Trace, Variant, VariantSettings
+from gpusim.formats.trace import KERNEL, Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
-from gpusim.gpu.inductor.styles import DEFAULT_STYLE, STYLES, Noted, first_style
+from gpusim.gpu.inductor.combos import promises_combos, saved_launches
+from gpusim.gpu.inductor.styles import DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
 from gpusim.gpu.optimize import choose, fronts, kept_step, make
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, UserRunner
 from gpusim.gpu.replay.variants import CONVOLUTIONS
+from tests.support.helpers import chain_trace, make_trace, op, wide_trace
 from tests.support.networks import Branches, image
 from tests.support.optimizing import fast
 
@@ -64,6 +66,52 @@ def same(step: Any, model: torch.nn.Module) -> None:
 def test_styles_that_decide_otherwise_are_tried(noted: Noted, others: list[str]) -> None:
     assert noted.other_styles() == others
     assert set(others) <= set(STYLES)
+
+
+def test_combo_kernels_are_a_style_in_the_layout_of_the_first() -> None:
+    assert Noted().other_styles(combos=True) == ["combo"]
+    assert Noted("given_layout", joins_calls=True).other_styles(combos=True)[-1] == "combo_given_layout"
+    settings = settings_of("combo_given_layout")
+    assert settings["combo_kernels"] is True
+    assert settings["layout_optimization"] is False
+
+
+def as_kernels(trace: Trace) -> Trace:
+    return msgspec.structs.replace(trace, ops=tuple(msgspec.structs.replace(op, target=KERNEL) for op in trace.ops))
+
+
+@pytest.mark.parametrize(
+    ("trace", "saved"),
+    [
+        (as_kernels(wide_trace(width=9, depth=2)), 14),  # at two depths, 9 launches become 2: of 8 kernels and of 1
+        (wide_trace(width=9, depth=2), 0),  # calls are not joined
+        (as_kernels(chain_trace(9)), 0),  # nothing is independent
+        (as_kernels(wide_trace(width=9, depth=2, elements=1 << 20)), 0),  # each moves 8 MiB
+    ],
+)
+def test_combo_kernels_are_tried_where_small_independent_kernels_are_many(trace: Trace, saved: int) -> None:
+    assert saved_launches(trace) == saved
+    assert promises_combos(trace, "cuda") == (saved > 0)
+    assert not promises_combos(trace, "cpu")
+
+
+def test_a_step_with_few_launches_to_save_promises_no_combos() -> None:
+    """3 kernels at one depth of 41 ops: 2 launches, less than 5 %."""
+    trace = as_kernels(make_trace([*(op(f"a{n}", f"a{n - 1}" if n else "x") for n in range(38)),
+                                   *(op(f"b{n}", "a37") for n in range(3))]))  # fmt: skip
+    assert saved_launches(trace) == 2
+    assert not promises_combos(trace, "cuda")
+
+
+def test_a_style_that_makes_the_same_kernels_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU torch joins no kernels."""
+    monkeypatch.setattr(fronts, "promises_combos", lambda *_: True)
+    model = branches()
+    step, lines = by_inductor(model)
+    assert "compiling it with Inductor (combo)" in lines
+    assert "the style combo makes the same kernels" in lines
+    assert not any(line.startswith("Inductor's kernels (combo)") for line in lines)
+    same(step, model)
 
 
 def test_training_on_images_that_are_not_channels_last_begins_with_their_own_layout() -> None:
