@@ -9,6 +9,7 @@ is neither faster nor smaller than the captured kernels. Slower kernels that lea
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -50,6 +51,8 @@ MERGED: Final = VariantSettings(composition="merged")
 Launches = tuple[tuple[Any, ...], ...]
 Measured = dict[tuple[int, str], tuple[Kernel, ...]]
 """Kernels by op and settings name; the empty name is the call as captured."""
+Known = dict[tuple[Any, str], tuple[Kernel, ...] | None]
+"""Kernels by group of equal calls and settings name; None: the call does not run so."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +80,29 @@ def with_measured_variants(
     return _measured_by(trace, lambda autotuned: alone(measure_calls, trace, seed, autotuned), say)
 
 
-def with_variants_of(runner: Runner, say: Callable[[str], None]) -> Trace:
+def with_variants_of(
+    runner: Runner, say: Callable[[str], None], known: Known | None = None, tuning_s: float = TUNING_S
+) -> Trace:
     """Return a runner's trace as `with_measured_variants` does, measured in this process on the runner's own tensors.
 
     The runner has run the step in order and holds all its tensors, which change. What cuDNN's autotuner chooses stays
     in the thread of autotuned calls, as it does in `call_variant`; it begins with the calls that take longest in the
-    step, and ends after `TUNING_S`.
+    step, and ends after `tuning_s`. Equal calls of an earlier step with the same `known` are not measured again.
     """
+    known = {} if known is None else known
+    keys = {members[0]: key for key, members in _groups(runner.trace).items()}
 
     def measure(autotuned: bool) -> Measured:
+        calls = _all_calls(runner.trace, autotuned)
+        new = [call for call in calls if (keys[call.op], call.name) not in known]
         if autotuned:
-            return in_autotuned_thread(lambda: _measured_calls(runner, autotuned, TUNING_S))
-        return _measured_calls(runner, autotuned)
+            new = longest_first(runner.trace, new)
+            measured, tried = in_autotuned_thread(lambda: _measured_calls(runner, new, tuning_s))
+        else:
+            measured, tried = _measured_calls(runner, new)
+        known.update({(keys[call.op], call.name): measured.get((call.op, call.name)) for call in tried})
+        found = {(call.op, call.name): known.get((keys[call.op], call.name)) for call in calls}
+        return {call: kernels for call, kernels in found.items() if kernels is not None}
 
     return _measured_by(runner.trace, measure, say)
 
@@ -157,7 +171,7 @@ def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
     Call it in a process of its own: torch allows one profiler session per process, and the autotuner's choice would
     stick to every later call with the same arguments.
     """
-    return _measured_calls(_prepared(trace, seed), autotuned)
+    return _measured_calls(_prepared(trace, seed), _all_calls(trace, autotuned))[0]
 
 
 def _prepared(trace: Trace, seed: int) -> Runner:
@@ -170,13 +184,18 @@ def _prepared(trace: Trace, seed: int) -> Runner:
     return runner
 
 
-def _measured_calls(runner: Runner, autotuned: bool, within_s: float | None = None) -> Measured:
-    calls = _all_calls(runner.trace, autotuned)
-    if within_s is not None:
-        calls = longest_first(runner.trace, calls)
-    end = None if within_s is None else perf_counter() + within_s
-    calls = in_turns([call for call in calls if (end is None or perf_counter() < end) and _works(runner, call)])
-    return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
+def _measured_calls(runner: Runner, calls: Sequence[_Call], within_s: float = math.inf) -> tuple[Measured, list[_Call]]:
+    """Return the kernels of calls that run, and the calls that were tried before the time was up."""
+    end = perf_counter() + within_s
+    tried, working = [], []
+    for call in calls:
+        if perf_counter() >= end:
+            break
+        tried.append(call)
+        if _works(runner, call):
+            working.append(call)
+    working = in_turns(working)
+    return dict(zip(((call.op, call.name) for call in working), _profile(runner, working), strict=True)), tried
 
 
 def longest_first(trace: Trace, calls: Sequence[_Call]) -> list[_Call]:
@@ -248,12 +267,17 @@ def ways_to_try(trace: Trace) -> dict[int, dict[str, Chain]]:
 
 def equal_calls(trace: Trace) -> dict[int, list[int]]:
     """Group ops with settings to measure: the first of each distinct call -> all ops equal to it."""
+    return {members[0]: members for members in _groups(trace).values()}
+
+
+def _groups(trace: Trace) -> dict[Any, list[int]]:
+    """Return the same by a key that equal calls of other steps have, too."""
     groups: dict[Any, list[int]] = {}
     for index, ways in ways_to_try(trace).items():
         behind = dict.fromkeys(covers for way in ways.values() for covers in (way.covers,))
         chains = [[_signature(trace, trace.ops[op]) for op in (index, *covers)] for covers in behind]
         groups.setdefault((tuple(ways), repr(chains)), []).append(index)
-    return {members[0]: members for members in groups.values()}
+    return groups
 
 
 def _signature(trace: Trace, op: Op) -> Any:

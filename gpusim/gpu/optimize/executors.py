@@ -61,8 +61,10 @@ class Executor(Protocol):
     def anchored(self, captured: Captured, trace: Trace) -> Trace:
         """Return a trace with kernels and the measured time of its sequential graph. May change the user's tensors."""
 
-    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
-        """Return the trace with other kernels of its calls. May change the user's tensors."""
+    def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
+        """Return the trace with other kernels of its calls, autotuned for `left_s` at most. May change the user's
+        tensors.
+        """
 
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """Prepare a schedule for runs. May change the user's tensors."""
@@ -186,7 +188,7 @@ class CpuExecutor:
         """Return the trace unchanged: nothing can be measured."""
         return trace
 
-    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+    def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
         """Return the trace unchanged: nothing can be measured."""
         return trace
 

@@ -294,7 +294,7 @@ class StepMaker:
             try:
                 with put_back(step), restored(captured):
                     if self.wanted.kernels and left_s() >= VARIANTS_S:
-                        trace = self._with_variants(front, trace)
+                        trace = self._with_variants(front, trace, left_s() - VARIANTS_S)
                     budget_s = self.wanted.search_s / len(profiled)
                     ranked = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
             except CANNOT_RUN as cause:
@@ -308,11 +308,11 @@ class StepMaker:
             raise problem
         return tried
 
-    def _with_variants(self, front: Captured, trace: Trace) -> Trace:
+    def _with_variants(self, front: Captured, trace: Trace, tuning_s: float) -> Trace:
         """Return the trace with other kernels of its calls, or as it is where they cannot be measured."""
         try:
             with self.say.stage("variants"):
-                return self.executor.with_variants(front, trace, self.say)
+                return self.executor.with_variants(front, trace, tuning_s, self.say)
         except CANNOT_RUN as cause:
             self.say(f"left out other kernels of its calls: {(str(cause) or type(cause).__name__).splitlines()[0]}")
             return trace

@@ -13,7 +13,7 @@ import torch
 
 from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_for_gpu
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.variants import with_variants_of
+from gpusim.gpu.capture.variants import TUNING_S, Known, with_variants_of
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.inductor.kernels import loaded_code
 from gpusim.gpu.optimize.captured import Captured
@@ -75,6 +75,8 @@ class CudaExecutor:
     def __init__(self, poison: bool = False) -> None:
         self.device = require_gpu()
         self.poison = poison
+        self._known: Known = {}
+        """Measured kernels of calls, for other steps with equal ones."""
         self._recorders: list[tuple[Captured, Any, GraphRecorder]] = []
         """Recorders of the steps under trial: a captured step, its ops, and the recorder."""
 
@@ -119,13 +121,13 @@ class CudaExecutor:
         graph_ns = self.times_ns({"": sequential}, {})[""]
         return msgspec.structs.replace(trace, ground_truth=ground_truth(trace.ground_truth.eager.median_ns, graph_ns))
 
-    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+    def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
         """Return the trace with torch's alternatives for its calls, each measured. May change the user's tensors."""
         runner = UserRunner(captured, trace, self.device)
         state_of(captured).restore()
         runner.run_in_order()
         try:
-            return without_kept_factors(with_variants_of(runner, say))
+            return without_kept_factors(with_variants_of(runner, say, self._known, min(TUNING_S, max(0.0, left_s))))
         finally:
             runner.drop_temporaries()
 

@@ -170,7 +170,7 @@ def test_the_second_start_without_torchs_cache_compiles_the_chosen_style(monkeyp
 class Varied(CpuExecutor):
     """Executor whose convolutions have another algorithm that takes half as long."""
 
-    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+    def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
         def varied(op: Any) -> Any:
             if op.target not in CONVOLUTIONS:
                 return op
@@ -190,7 +190,7 @@ def test_calls_between_inductors_kernels_run_other_algorithms() -> None:
 
 
 class Lost(CpuExecutor):
-    def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+    def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
         raise CaptureError("the profiler lost a kernel")
 
 
@@ -217,7 +217,7 @@ def test_other_algorithms_of_inductors_calls_are_measured_in_this_process(monkey
     found: list[Trace] = []
 
     class Measuring(CpuExecutor):
-        def with_variants(self, captured: Captured, trace: Trace, say: Callable[[str], None]) -> Trace:
+        def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
             runner = UserRunner(captured, trace, self.device)
             runner.run_in_order()
             found.append(variants.with_variants_of(runner, say))
@@ -229,3 +229,38 @@ def test_other_algorithms_of_inductors_calls_are_measured_in_this_process(monkey
     convolutions = [op for op in found[0].ops if op.target in CONVOLUTIONS]
     assert convolutions
     assert all({"benchmark", "deterministic"} & {each.name for each in op.variants} for op in convolutions)
+
+
+def test_equal_calls_of_another_step_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor those that do not run; what the autotuner had no time for is tried again."""
+    measured: list[str] = []
+
+    def profile(runner: UserRunner, calls: list[Any]) -> list[tuple[Kernel, ...]]:
+        measured.extend(call.name for call in calls)
+        return [(Kernel(name=f"k_{call.name}", dur_ns=900 if call.name else 1000, grid=(1, 1, 1)),) for call in calls]
+
+    def works(runner: UserRunner, call: Any) -> bool:
+        measured.append(f"{call.name}?")
+        return bool(call.name != "deterministic")
+
+    monkeypatch.setattr(variants, "_profile", profile)
+    monkeypatch.setattr(variants, "_works", works)
+    known: variants.Known = {}
+    found: list[tuple[Trace, list[str]]] = []
+
+    class Measuring(CpuExecutor):
+        def with_variants(self, captured: Captured, trace: Trace, left_s: float, say: Callable[[str], None]) -> Trace:
+            runner = UserRunner(captured, trace, self.device)
+            runner.run_in_order()
+            for tuning_s in (0.0, 1e4, 1e4):
+                measured.clear()
+                found.append((variants.with_variants_of(runner, say, known, tuning_s), list(measured)))
+            return trace
+
+    by_inductor(branches(), executor=Measuring(), frontends=("aten",))
+    (early, first), (tuned, second), (again, third) = found[:3]
+    assert "deterministic?" in first
+    assert not any("benchmark" in name for name in first)
+    assert {name.rstrip("?") for name in second} == {"benchmark", "channels_last_benchmark"}
+    assert third == []
+    assert again == tuned != early
