@@ -103,7 +103,7 @@ def facts(summary: Summary) -> None:
         other_kernels=verdict.other_kernels,
         less_known=verdict.less_known,
     )
-    low, high = format_times_ns((low_ns, high_ns))
+    low, high = format_times_ns((max(low_ns, min(best.makespan_ns, summary.largest_bound[0])), high_ns))
     # Past measurements say nothing about a GPU that was never measured.
     gain, between = "a trend", "a trend"
     if choice.hardware.calibrated:

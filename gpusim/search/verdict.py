@@ -104,7 +104,9 @@ class Verdict:
     speedup: float
     low: float
     high: float
-    """High end of the interval of the speed-up over the sequential graph, which held 90 % of past cases."""
+    """High end of the interval of the speed-up over the sequential graph, which held 90 % of past cases; at most what
+    the largest lower bound leaves.
+    """
     text: str
     may_lose_cache: bool = False
     """True if the interval allows for a loss of the L2 cache."""
@@ -160,11 +162,11 @@ def verdict(
         less_known=less_known,
         least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0,
     )
-    low, high = speedup / (1 + more), speedup / (1 - less)
     cache = hardware.uncertainty.cache_frac if may_lose_cache and streams > 1 else 0.0
     saving = hardware.uncertainty.saving_frac if less_known and streams > 1 and speedup > 1 else 0.0
     limit_ns, limit = bound.largest
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
+    low, high = speedup / (1 + more), max(speedup, min(ceiling, speedup / (1 - less)))
     worth_it = low > 1.0
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
     if saving:

@@ -158,7 +158,7 @@ def test_wide_graph_is_worth_it_and_the_verdict_says_how_much() -> None:
     assert found.verdict.worth_it
     assert found.verdict.text.startswith(f"Worth it: {found.best.speedup:.2f}x")
     assert found.verdict.low == pytest.approx(found.best.speedup / 1.1)
-    assert found.verdict.low < found.verdict.speedup < found.verdict.high
+    assert found.verdict.low < found.verdict.speedup == found.verdict.high  # no schedule is faster than the bound
 
 
 def test_kernels_that_fill_the_gpu_are_not_worth_it_and_the_area_is_named() -> None:
