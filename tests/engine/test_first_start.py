@@ -76,6 +76,16 @@ def test_a_first_start_takes_two_helpers_and_waits_for_them(helpers: list[_Helpe
     assert all(helper.ended and not helper.terminated for helper in helpers)
 
 
+def test_helpers_compile_while_a_block_runs_and_none_outlives_it(helpers: list[_Helper]) -> None:
+    with warm.compiling_ahead(make_hardware()) as wait:
+        assert [helper.ended for helper in helpers] == [False, False]
+        wait()
+        assert all(helper.ended and not helper.terminated for helper in helpers)
+    with pytest.raises(ZeroDivisionError), warm.compiling_ahead(make_hardware()):
+        raise ZeroDivisionError
+    assert [helper.terminated for helper in helpers] == [False, False, True, True]
+
+
 def test_no_helper_outlives_an_interrupt(helpers: list[_Helper], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(helper: _Helper) -> int:
         if not helper.terminated:

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -51,24 +52,38 @@ def needs_compiling() -> bool:
 def warm_up(hardware: HardwareModel) -> float:
     """Compile all that a search on this GPU needs, or read it from the cache; return the time in s."""
     begin = time.monotonic()
+    with compiling_ahead(hardware) as wait:
+        wait()
+    compile_simulate(hardware)  # from the cache, unless a helper failed
+    compile_others()
+    return time.monotonic() - begin
+
+
+@contextlib.contextmanager
+def compiling_ahead(hardware: HardwareModel) -> Iterator[Callable[[], None]]:
+    """Run the helpers, at a first start, during the block; yields a function that waits for them.
+
+    Call it before the block simulates anything. Helpers that still run at the end of the block are ended.
+    """
     by_block = hardware.contention.sharing_exponent > 0.0
     first_start = is_kept(simulate) is False and not all(is_kept(entry) for entry in OTHERS)
     wanted = (BY_BLOCK if by_block else ONE_POOL, ALL_OTHERS) if first_start and cores() > 1 else ()
     helpers: list[subprocess.Popen[bytes]] = []
+
+    def wait() -> None:
+        for helper in helpers:
+            helper.wait()
+
     try:
         with contextlib.suppress(OSError):
             for part in wanted:
                 helpers.append(_helper(part))
-        for helper in helpers:
-            helper.wait()
+        yield wait
     finally:
         for helper in helpers:
             if helper.poll() is None:
                 helper.terminate()
                 helper.wait()
-    compile_simulate(hardware)  # from the cache, unless a helper failed
-    compile_others()
-    return time.monotonic() - begin
 
 
 def _helper(part: str) -> subprocess.Popen[bytes]:

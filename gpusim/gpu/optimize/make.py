@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from gpusim.engine.compiled.warm import compiling_ahead
 from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
 from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
@@ -140,7 +141,9 @@ class StepMaker:
                     verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
                 )
         end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
-        fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
+        with compiling_ahead(self.executor.hardware()[0]) as wait_for_engine:
+            fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
+            wait_for_engine()
         captured.graph = None
         with quick_collections():
             profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
