@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -198,9 +199,24 @@ def test_the_command_starts_ranks_itself(
     options = CaptureOptions(spec=f"{tmp_path / 'model.py'}:gated", mode="train", batch=2)
     file = tmp_path / "gated.json.gz"
     write_trace(capture_estimated(options, load_hardware("h200"), lambda _: None), file)
-    assert layerwise.main([str(file), "--plan", "model", "--dtype", "float64", "--ranks", "2"]) == 0
+    assert layerwise.main([str(file), "--plan", "model", "--dtype", "float64", "--ranks", "2", "--steps", "3"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["gpus"], document["plan"], document["outputs_equal"]) == (2, "model", True)
+    assert len(document["steps_ns"]) == 3
+    assert all(time_ns > 0 for time_ns in document["steps_ns"])
+    assert document["graph_steps_ns"] == []
+
+
+@pytest.mark.gpu
+def test_a_ranks_step_replays_as_a_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its collectives, here of one rank, the step is recorded and timed."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["googlenet-train-b8", "--plan", "data", "--ranks", "1", "--steps", "3"]
+    assert layerwise.main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "no_graph" not in document
+    assert len(document["graph_steps_ns"]) == 3
+    assert statistics.median(document["graph_steps_ns"]) < statistics.median(document["steps_ns"])
 
 
 @pytest.mark.parametrize(

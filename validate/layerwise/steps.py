@@ -33,6 +33,7 @@ from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
+from gpusim.gpu.layerwise.recorded import WARM_UP, recorded
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.layerwise.communication import basis, members
 from gpusim.layerwise.ddp import lower_ddp
@@ -106,30 +107,6 @@ def quiet(device: torch.device) -> None:
     """Wait for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def recorded(run: Callable[[], object], warm_up: int, device: torch.device, pool: Any) -> Callable[[], object] | None:
-    """The step in a CUDA graph; none where a rank cannot record it. Graphs replay in turns and share a memory pool."""
-    if device.type != "cuda":
-        return None
-    graph, error = torch.cuda.CUDAGraph(), ""
-    try:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(warm_up):
-                run()
-        quiet(device)
-        torch.cuda.empty_cache()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            run()
-    except RuntimeError as failure:
-        error = str(failure).splitlines()[0]
-    failed = torch.tensor(float(bool(error)), device=device)
-    dist.all_reduce(failed)
-    if failed.item():
-        print(f"rank {dist.get_rank()} records no graph: {error or 'another rank failed'}", flush=True)
-        return None
-    return graph.replay
 
 
 def from_rank_0(value: Any, hosts: Any) -> Any:
@@ -206,8 +183,11 @@ def case(
     contenders = dict(steps)
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     for plan, run in steps.items():
-        graphed = recorded(run, DDP_WARM_UP if plan == "ddp" else 3, device, pool)
-        contenders |= {} if graphed is None else {f"{plan}_graph": graphed}
+        replay, problem = recorded(run, device, warm_up=DDP_WARM_UP if plan == "ddp" else WARM_UP, pool=pool)
+        if replay is None:
+            print(f"rank {number} records no graph of {plan}: {problem}", flush=True)
+        else:
+            contenders[f"{plan}_graph"] = replay
     times = timed(contenders, device)
     clock_mhz = sm_clock_mhz(device)
     rows = []

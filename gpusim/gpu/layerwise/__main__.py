@@ -1,7 +1,8 @@
 """One rank: `torchrun --nproc-per-node 4 -m gpusim.gpu.layerwise TRACE --plan PLAN`; with `--ranks 4`, four of them.
 
 The network is taken from a captured step, with random weights and a random batch. Compares loss and gradients with one
-device, statistics of BatchNorm synchronised, then times steps. Rank 0 prints one JSON document.
+device, statistics of BatchNorm synchronised, then times steps, on GPUs also as a CUDA graph. Rank 0 prints one JSON
+document.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Final, NoReturn
@@ -26,6 +28,7 @@ from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.launch import end_with_starter, launch
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
+from gpusim.gpu.layerwise.recorded import recorded
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.io.file_limits import MAX_NODE_GPUS
 from gpusim.layerwise.compute import TraceTimes
@@ -156,12 +159,14 @@ def run(options: argparse.Namespace) -> dict[str, object]:
         "batch_norm": options.batch_norm,
         "notes": list(given.notes),
         "steps_ns": [],
+        "graph_steps_ns": [],
     }
     if options.steps or options.layers:
         transport = Distributed(groups_of(graph, choice, gpus, options.batch_norm))
         rank = Rank(graph, choice, gpus, transport, device=device, dtype=dtype, batch_norm=options.batch_norm)
         data = make_data(graph, 0, dtype, device)
-        document["steps_ns"] = _timed(rank, data, options.steps) if options.steps else []
+        if options.steps:
+            document |= _times(rank, data, options.steps)
     if options.layers:
         topology = default_topology(step.hardware)
         check_gpus(topology, gpus)
@@ -179,16 +184,31 @@ def _given(graph: LayerGraph, plan: str, gpus: int) -> GivenPlan:
     return plan_reader(Path(plan), gpus)(graph)
 
 
-def _timed(rank: Rank, data: Data, steps: int) -> list[int]:
+def _times(rank: Rank, data: Data, steps: int) -> dict[str, object]:
+    """Return times of steps launched one kernel at a time, and as a CUDA graph where NCCL and the GPU allow one."""
+
+    def step() -> None:
+        rank.clear()
+        rank.step(data)
+
+    times: dict[str, object] = {"steps_ns": _timed(step, rank.device, steps)}
+    replay, problem = recorded(step, rank.device)
+    if replay is not None:
+        times["graph_steps_ns"] = _timed(replay, rank.device, steps)
+    elif rank.device.type == "cuda":
+        times["no_graph"] = problem
+    return times
+
+
+def _timed(run: Callable[[], None], device: torch.device, steps: int) -> list[int]:
     """Wall times of steps on this rank in ns; all ranks start each step together."""
     times_ns = []
     for number in range(_WARM_UP + steps):
-        rank.clear()
         dist.barrier()
-        _synchronise(rank.device)
+        _synchronise(device)
         begin = time.perf_counter_ns()
-        rank.step(data)
-        _synchronise(rank.device)
+        run()
+        _synchronise(device)
         if number >= _WARM_UP:
             times_ns.append(time.perf_counter_ns() - begin)
     return times_ns
