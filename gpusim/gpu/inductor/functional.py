@@ -6,6 +6,7 @@ included, go through the same functionalization and decompositions, and become o
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,19 +55,37 @@ class FunctionalGraph:
     no node."""
 
 
-def functional_graph(graph: JointGraph, apart: bool = False) -> FunctionalGraph:
+class Traced:
+    """The functional form of one step, made at first use: a trace of its calls takes a quarter of Inductor's lowering,
+    which changes only a copy.
+    """
+
+    def __init__(self) -> None:
+        self._made: tuple[fx.GraphModule, FakeTensorMode, tuple[torch.Tensor, ...]] | None = None
+
+    def of(
+        self, graph: JointGraph, calls: Sequence[Call], inputs: Sequence[Given], outputs: Sequence[Value]
+    ) -> tuple[fx.GraphModule, FakeTensorMode, tuple[torch.Tensor, ...]]:
+        """Return a graph to change, and the fake tensors that it was traced with."""
+        if self._made is None:
+            recorded, device = _as_module(graph, calls, inputs, outputs), _device(graph)
+            mode = FakeTensorMode(allow_non_fake_inputs=False)
+            fake = tuple(_fake(given, device, mode) for given in inputs)
+            self._made = _functionalized(recorded, fake), mode, fake
+        module, mode, fake = self._made
+        return fx.GraphModule(module, copy.deepcopy(module.graph)), mode, fake
+
+
+def functional_graph(graph: JointGraph, apart: bool = False, traced: Traced | None = None) -> FunctionalGraph:
     """Functionalize and decompose a recorded step. Raises `CaptureError` for unsupported aliases.
 
     With `apart` each result has memory of its own, with the strides of the user's code: others will write to it.
+    `traced` is of an earlier call for this step, if any.
     """
     calls = live_calls(graph)
     outputs = (*graph.outputs, *graph.gradients)
     inputs = _inputs(graph, calls, outputs)
-    recorded = _as_module(graph, calls, inputs, outputs)
-    device = _device(graph)
-    mode = FakeTensorMode(allow_non_fake_inputs=False)
-    fake = tuple(_fake(given, device, mode) for given in inputs)
-    module = _functionalized(recorded, fake)
+    module, mode, fake = (traced or Traced()).of(graph, calls, inputs, outputs)
     values = {node: tuple(node.meta.pop(_VALUES)) for node in module.graph.nodes if _VALUES in node.meta}
     if apart:
         _copy_repeated(module)
@@ -219,9 +238,9 @@ def _copy_repeated(module: fx.GraphModule) -> None:
         for result in output.args[0]:
             memory = result.meta["val"].untyped_storage()._cdata
             if memory in seen:
-                copy = module.graph.call_function(torch.ops.aten.clone.default, (result,))
-                copy.meta.update(result.meta, val=result.meta["val"].clone())
-                returned.append(copy)
+                again = module.graph.call_function(torch.ops.aten.clone.default, (result,))
+                again.meta.update(result.meta, val=result.meta["val"].clone())
+                returned.append(again)
             else:
                 returned.append(result)
             seen.add(memory)

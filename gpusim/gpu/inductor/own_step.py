@@ -19,6 +19,7 @@ from gpusim.formats.arguments import renumbered, tensor_refs
 from gpusim.formats.trace import Op, Source, Storage, Tensor
 from gpusim.gpu.capture.calls import Call, JointGraph, Value
 from gpusim.gpu.capture.record import Recorded, live_calls, set_roles
+from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.step import compiled_calls
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE, Noted
 
@@ -26,19 +27,24 @@ Shape = tuple[int, tuple[int, ...], tuple[int, ...], int, str]
 
 
 def own_step(
-    graph: JointGraph, recorded: Recorded, training: bool, style: str = DEFAULT_STYLE, noted: Noted | None = None
+    graph: JointGraph,
+    recorded: Recorded,
+    training: bool,
+    style: str = DEFAULT_STYLE,
+    noted: Noted | None = None,
+    traced: Traced | None = None,
 ) -> Recorded:
     """Return the step that `recorded` has as ATen calls, with other ops between its states and results.
 
-    Inductor's decisions are recorded in `noted`. Results and states are in the same order; of the tensors from before
-    the step, `initial` has Inductor's constants only. Raises `CaptureError` where Inductor, or gpusim, cannot compile
-    it.
+    Inductor's decisions are recorded in `noted`; `traced` is shared by the styles of one step. Results and states are
+    in the same order; of the tensors from before the step, `initial` has Inductor's constants only. Raises
+    `CaptureError` where Inductor, or gpusim, cannot compile it.
     """
     first, rest = split(live_calls(graph))
     handed_on = _handed_on(graph, recorded, first, rest)
     part = replace(graph, calls=tuple(first), outputs=tuple(handed_on.values()), gradients=(), returned=())
     try:
-        read = compiled_calls(part, recorded, training, style, apart=True, noted=noted)
+        read = compiled_calls(part, recorded, training, style, apart=True, noted=noted, traced=traced)
     except (CaptureError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as cause:  # torch's tracer raises errors of many kinds

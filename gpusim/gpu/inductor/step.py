@@ -11,7 +11,7 @@ from gpusim.formats.trace import Role, Source
 from gpusim.gpu.capture.calls import JointGraph
 from gpusim.gpu.capture.record import Recorded, set_roles
 from gpusim.gpu.inductor import styles, versions
-from gpusim.gpu.inductor.functional import FunctionalGraph, functional_graph
+from gpusim.gpu.inductor.functional import FunctionalGraph, Traced, functional_graph
 from gpusim.gpu.inductor.places import Places
 from gpusim.gpu.inductor.read import Read, read_lines
 from gpusim.gpu.inductor.seam import OWN, Lines, compile_graph
@@ -53,8 +53,10 @@ def compiled_calls(
     style: str = styles.DEFAULT_STYLE,
     apart: bool = False,
     noted: styles.Noted | None = None,
+    traced: Traced | None = None,
 ) -> Compiled:
-    """Compile the calls of a graph, whose inputs are among those of `recorded`. `apart`: see `functional_graph`.
+    """Compile the calls of a graph, whose inputs are among those of `recorded`. `apart`, `traced`: see
+    `functional_graph`.
 
     Inductor's decisions are recorded in `noted`. Raises as `inductor_step`.
     """
@@ -67,7 +69,7 @@ def compiled_calls(
     calls = {call.name: call for call in graph.calls}
     changed = {"fallback_random": True, **styles.settings_of(style)}
     with config.patch(versions.settings(**changed)), styles.decisions(style, noted):
-        functional = functional_graph(graph, apart)
+        functional = functional_graph(graph, apart, traced)
         device = functional.fake_inputs[0].device
         ids = {name: index for index, name in recorded.named.items()}
         places = Places.of_inputs(functional, recorded, ids, device)

@@ -18,6 +18,7 @@ from gpusim.errors import CaptureError, GpusimError, TraceError
 from gpusim.formats.trace import Kernel, Trace
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.inductor.combos import promises_combos
+from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.seam import without_style
 from gpusim.gpu.inductor.step import has_images
 from gpusim.gpu.inductor.styles import Noted, first_style
@@ -46,6 +47,7 @@ class Inductors:
         self._step, self._captured, self._wanted, self._say = step, captured, wanted, say
         self._made: dict[str, Captured] = {}
         self._noted = Noted()
+        self._traced = Traced()
         self._took_s = 0.0
         """Time of lowering the step to the text of kernels, in s."""
         self.problem = ""
@@ -80,7 +82,7 @@ class Inductors:
             self._say(f"compiling it with Inductor ({style})")
             with self._say.stage("lowering"), put_back(self._step), restored(self._captured), no_collection():
                 # Inductor draws random numbers to time products.
-                self._made[style] = fused(self._step, self._captured, style, noted)
+                self._made[style] = fused(self._step, self._captured, style, noted, self._traced)
         return self._made[style]
 
     def again(self, entry: Entry, file: str) -> Captured:

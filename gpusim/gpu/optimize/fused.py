@@ -11,6 +11,7 @@ from gpusim.errors import CaptureError
 from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.kernels import Compiling
 from gpusim.gpu.inductor.own_step import own_step
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE, Noted
@@ -21,18 +22,24 @@ from gpusim.gpu.optimize.captured import Captured, Computed, Returned
 ALIGNED_BYTES = 16
 
 
-def fused(step: UserStep, captured: Captured, style: str = DEFAULT_STYLE, noted: Noted | None = None) -> Captured:
+def fused(
+    step: UserStep,
+    captured: Captured,
+    style: str = DEFAULT_STYLE,
+    noted: Noted | None = None,
+    traced: Traced | None = None,
+) -> Captured:
     """Return the step with Inductor's kernels. Outputs, gradients and states are those of `captured`.
 
-    Inductor's decisions are recorded in `noted`. Kernels are still being compiled on return: `functions` waits. Raises
-    `GpusimError` where Inductor, or gpusim, cannot compile it.
+    Inductor's decisions are recorded in `noted`; `traced` is shared by the styles of one step. Kernels are still being
+    compiled on return: `functions` waits. Raises `GpusimError` where Inductor, or gpusim, cannot compile it.
     """
     require_supported()
     graph, recorded = captured.graph, captured.recorded
     assert graph is not None
     with warnings.catch_warnings(), torch.autocast(step.device.type, enabled=False), torch.no_grad():
         warnings.simplefilter("ignore")  # Inductor's advice is for whoever compiles
-        made = own_step(graph, recorded, captured.options.mode == "train", style, noted)
+        made = own_step(graph, recorded, captured.options.mode == "train", style, noted, traced)
         return bound(step, captured, made, style)
 
 

@@ -12,6 +12,7 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import KERNEL, Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
+from gpusim.gpu.inductor import functional
 from gpusim.gpu.inductor.combos import promises_combos, saved_launches
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
 from gpusim.gpu.optimize import choose, fronts, kept_step, make
@@ -119,8 +120,13 @@ def test_training_on_images_that_are_not_channels_last_begins_with_their_own_lay
     assert {first_style(True, False), first_style(False, True), first_style(False, False)} == {DEFAULT_STYLE}
 
 
-def test_other_styles_are_compiled_and_predicted_and_the_best_is_right() -> None:
-    """One kernel joins the block's branches, and images become channels last: both have alternatives."""
+def test_other_styles_are_compiled_and_predicted_and_the_best_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel joins the block's branches, and images become channels last: both have alternatives.
+
+    The step's calls are traced once for all of them.
+    """
+    trace, traced = functional._functionalized, []
+    monkeypatch.setattr(functional, "_functionalized", lambda *given: traced.append(1) or trace(*given))
     model = branches()
     step, lines = by_inductor(model)
     compiled = [line.partition("(")[2][:-1] for line in lines if line.startswith("compiling it")]
@@ -128,6 +134,7 @@ def test_other_styles_are_compiled_and_predicted_and_the_best_is_right() -> None
     predicted = [line.partition(":")[0] for line in lines if line.endswith("before any search")]
     assert predicted == [f"Inductor's kernels ({style})" for style in compiled]
     assert lines.count("searching") <= make.SEARCHED
+    assert traced == [1]
     same(step, model)
 
 
@@ -141,10 +148,10 @@ def test_no_style_is_compiled_where_no_time_is_left(monkeypatch: pytest.MonkeyPa
 def test_a_style_that_does_not_compile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     original = fronts.fused
 
-    def fused(step: Any, captured: Captured, style: str, noted: Any) -> Captured:
+    def fused(step: Any, captured: Captured, style: str, *given: Any) -> Captured:
         if style == "apart":
             raise CaptureError("a line that matches no node")
-        return original(step, captured, style, noted)
+        return original(step, captured, style, *given)
 
     monkeypatch.setattr(fronts, "fused", fused)
     model = branches()

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.formats.results import Baseline
 from gpusim.gpu.capture.models import load_step
-from gpusim.gpu.optimize import choose, dynamo
+from gpusim.gpu.optimize import choose, dynamo, fronts
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import capture_bound
 from gpusim.gpu.optimize.choose import Wanted
@@ -350,3 +350,51 @@ def test_other_kernels_are_measured_in_this_process_and_a_call_is_taken_apart() 
     same_states(model.state_dict(), before)
     with torch.no_grad():
         torch.testing.assert_close(step(x), model(x), rtol=1e-2, atol=1e-2)
+
+
+def test_combo_kernels_compute_what_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight independent small kernels of one depth become one launch."""
+    monkeypatch.setattr(fronts, "first_style", lambda *_: "combo")
+    weights = [torch.randn(64, 64, device="cuda") for _ in range(8)]
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [(x * weight).tanh().sum(1) for weight in weights]
+
+    x = torch.randn(64, 64, device="cuda")
+    captured = fast(step, x, executor=CudaExecutor(), **INDUCTOR)
+    assert captured.gain.frontend == "inductor"
+    (variant,) = captured._variants.values()
+    assert len(variant.captured.trace.ops) < len(weights)
+    for one, other in zip(captured(x), step(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_calls_on_other_streams_wait_for_the_one_before() -> None:
+    """All calls copy their inputs to the same memory."""
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).cuda().eval()
+    xs = [torch.randn(512, 512, device="cuda") for _ in range(8)]
+    step = fast(model, xs[0], executor=CudaExecutor())
+    with torch.no_grad():
+        wanted = [model(x) for x in xs]
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in xs], []
+    for stream, x in zip(streams, xs, strict=True):
+        with torch.cuda.stream(stream):
+            found.append(step(x))
+    torch.cuda.synchronize()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+def test_hooks_and_old_gradients_on_a_gpu() -> None:
+    both = twins("sgd")
+    both.train(batches(2, device="cuda"))
+    handles = [m.left.register_forward_hook(lambda *given: given[2] * 2) for m in (both.model, both.other)]
+    both.train(batches(2, device="cuda"))
+    for handle in handles:
+        handle.remove()
+    for model in (both.model, both.other):
+        model.left.requires_grad_(False)
+    both.train(batches(3, device="cuda"))
+    same_states(both.model.state_dict(), both.other.state_dict())
