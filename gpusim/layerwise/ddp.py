@@ -22,6 +22,7 @@ from gpusim.layerwise.fixed_plans import data_parallel
 from gpusim.layerwise.layers import Layer
 from gpusim.layerwise.lowering import Lowered, Lowering
 from gpusim.layerwise.made_up import copy_kernel
+from gpusim.layerwise.operands import own_parameters
 from gpusim.layerwise.roles import roles_of
 from gpusim.units import MIB
 
@@ -58,8 +59,9 @@ def parameters_of(layer: Layer) -> int:
     """Return the number of parameter tensors of a layer, by its operations."""
     count = 0
     for op in layer.ops:
-        count += int(op.kind in ("convolution", "linear")) + int(bool(op.options.get("bias")))
-        count += 2 * int(op.kind in ("batch_norm", "layer_norm")) + int(op.kind == "channel_scale")
+        count += int(op.kind in ("convolution", "linear", "embedding")) + int(bool(op.options.get("bias")))
+        count += 2 * int(op.kind in ("batch_norm", "layer_norm"))
+        count += int(op.kind in ("channel_scale", "channel_bias")) + len(own_parameters(op))
     return count
 
 

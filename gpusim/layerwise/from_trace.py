@@ -20,7 +20,7 @@ from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.layer_rules import Rule, broadcast, fits, parameters_of, rule_of, tensors_in
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
 from gpusim.layerwise.op_programs import first_program, following_program, loss_program
-from gpusim.layerwise.operands import CannotRunError, Fixed, Operands, calls_of, is_creation
+from gpusim.layerwise.operands import CannotRunError, Operands, is_creation, own_parameters
 from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
@@ -286,10 +286,9 @@ class _Reader:
     def _note_fixed(self, draft: _Draft, program: Sequence[LayerOp]) -> None:
         """Note the parameters of fixed tensors as the layer's."""
         for op in program:
-            for fixed in calls_of(op):
-                if isinstance(fixed, Fixed):
-                    draft.weights |= set(fixed.parameters)
-                    draft.regions |= {region_of(self.trace, tensor) for tensor in fixed.parameters}
+            for _, tensor in own_parameters(op):
+                draft.weights.add(tensor)
+                draft.regions.add(region_of(self.trace, tensor))
 
     def _give(self, op: Op, given: _Value) -> None:
         """Assign the op's results to a layer, with all views of tensors that it changes."""

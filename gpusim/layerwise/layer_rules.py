@@ -150,15 +150,25 @@ def _by_parameter(trace: Trace, op: Op) -> bool:
 
 
 def _attention(frames: Sequence[Frame | None]) -> Rule | None:
-    """Return the rule of attention: heads are channels, and every query needs all keys."""
-    known = [frame for frame in frames[:3] if frame is not None and frame.is_rows_of("n", "c", "h", "c")]
+    """Return the rule of attention: heads are channels, and every query needs all keys.
+
+    Positions are those of a sequence or, row by row, of a map.
+    """
+    known = [frame for frame in frames[:3] if frame is not None and _has_heads(frame)]
     if len(known) < min(3, len(frames)) or not known:
         return None
     query, keys = known[0], known[1] if len(known) > 1 else known[0]
-    whole = (SAME, SAME, ALL, SAME)
+    whole = (SAME, SAME, ALL, ALL if keys.extents[3] > 1 else SAME)
     width = prod(size for _, size in query.rows[3])
-    flops = 4 * prod(query.extents) * keys.extents[2]
-    return Rule("attention", "nch", query, flops, ((SAME, SAME, SAME, SAME), whole, whole), width)
+    flops = 4 * prod(query.extents) * prod(keys.extents[2:])
+    return Rule("attention", "nchw", query, flops, ((SAME, SAME, SAME, SAME), whole, whole), width)
+
+
+def _has_heads(frame: Frame) -> bool:
+    """Whether dimensions are samples, heads, positions and features."""
+    positions = [letter for letter, size in frame.rows[2] if size > 1] if len(frame.rows) == 4 else []
+    rest = frame.rows[:2] + frame.rows[3:]
+    return len(rest) == 3 and Frame(rest).is_rows_of("n", "c", "c") and positions in ([], ["h"], ["w"], ["h", "w"])
 
 
 def _layer_norm(op: Op, first: Frame) -> Rule:

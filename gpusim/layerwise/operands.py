@@ -61,6 +61,11 @@ def calls_of(op: LayerOp) -> tuple[Call | Fixed, ...]:
     return (*((call, *call.fixed.values()) if call is not None else ()), *((fixed,) if fixed is not None else ()))
 
 
+def own_parameters(op: LayerOp) -> tuple[tuple[Trace, int], ...]:
+    """Return the parameters that an operation takes as they are in the trace: the trace, and the tensor there."""
+    return tuple((fixed.trace, t) for fixed in calls_of(op) if isinstance(fixed, Fixed) for t in fixed.parameters)
+
+
 @dataclass(frozen=True, slots=True)
 class Operands:
     """An operator with what it takes: tensor -> number of the layer's input and meaning of its dimensions."""

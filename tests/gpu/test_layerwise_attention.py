@@ -33,9 +33,9 @@ CPU = torch.device("cpu")
 SEED = 5
 NETWORKS = [
     *("separate", "causal", "masked", "chunk", "unbind", "module", "with_weights"),
-    *("other_keys", "norm_first", "norm_last", "patches", "written", "words", "windows"),
+    *("other_keys", "norm_first", "norm_last", "patches", "written", "words", "windows", "maps"),
 ]
-FOUR = ["masked", "unbind", "other_keys", "words", "windows"]
+FOUR = ["masked", "unbind", "other_keys", "words", "windows", "maps"]
 #: Parts of parameters: name, first element, number of elements.
 Place = tuple[str, int, int]
 
@@ -44,7 +44,7 @@ Place = tuple[str, int, int]
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Captured steps by name."""
     folder, files = tmp_path_factory.mktemp("attention"), {}
-    for name in (*NETWORKS, "within", "dropped"):
+    for name in (*NETWORKS, "within", "dropped", "tied"):
         files[name] = folder / f"{name}.json.gz"
         write_trace(captured(name), files[name])
     return files
@@ -108,7 +108,7 @@ def torchs_loss(model: torch.nn.Module, data: Data) -> torch.Tensor:
     if isinstance(model, attention_models.Words):
         scores = model(data.inputs[:, 0, :, 0].long())
         return functional.cross_entropy(scores.transpose(1, 2), data.targets.squeeze(-1))
-    is_image = isinstance(model, attention_models.Patches | attention_models.Windows)
+    is_image = isinstance(model, attention_models.Patches | attention_models.Windows | attention_models.Maps)
     scores = model(data.inputs if is_image else data.inputs.squeeze(3).transpose(1, 2))
     return functional.cross_entropy(scores, data.targets)
 
@@ -144,6 +144,7 @@ def test_queries_keys_and_values_are_parts_of_a_fused_projection(traces: dict[st
     ("name", "line"),
     [
         ("within", "cannot be run: a view before its .* reorders or scatters a layer's output"),
+        ("tied", r"layer 'k \(2\)' cannot be run: it uses the weights of layer 'k'"),
         ("dropped", r"layer 'attention \(\d\)' cannot be run: its attention has dropout"),
     ],
 )

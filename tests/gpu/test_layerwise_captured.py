@@ -65,6 +65,21 @@ class Shuffled(nn.Module):
         return self.last(self.two(x)[:, :4].mean((2, 3)))
 
 
+class Reread(nn.Module):
+    # A ReLU of a view of a layer, and the layer itself.
+    def __init__(self):
+        super().__init__()
+        self.one, self.wide, self.last = nn.Conv2d(3, 4, 3), nn.Linear(16, 5), nn.Linear(4, 5)
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.wide(torch.relu(x.flatten(1))) + self.last(x.mean((2, 3)))
+
+
+def reread(batch):
+    return Reread(), torch.randn(batch, 3, 4, 4)
+
+
 class Flipped(nn.Module):
     # An operator without a rule.
     def __init__(self):
@@ -165,6 +180,17 @@ def test_views_that_reorder_channels_are_not_run_and_parts_are(models: Path) -> 
     assert [layer.path for layer in graph.layers if not layer.ops] == ["one", "two"]
     with pytest.raises(OptionError, match="layer 'one' cannot be run: a view before its clone reorders or scatters"):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
+
+
+def test_a_function_of_a_view_leaves_its_layer_as_it_is(models: Path) -> None:
+    """The mean is that of the convolution, not of what the ReLU makes of it."""
+    graph = layers_of(captured(models, "reread"))
+    data = make_data(graph, 3, torch.float64, CPU)
+    loss, _ = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
+    model = module_of(models).Reread().double()
+    with_weights(model, graph, 5)
+    wanted = float(nn.functional.cross_entropy(model(data.inputs), data.targets).detach())
+    assert float(loss) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_one_layer_without_a_rule_is_said_as_one(models: Path) -> None:

@@ -180,6 +180,41 @@ class Windows(nn.Module):
         return scores
 
 
+class Maps(nn.Module):
+    """Attention between the pixels of a map, positions first, beside the map itself; then a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.two, self.last = nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Linear(4 * 6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score for each class."""
+        x = self.one(x)
+        pixels = x.flatten(2).permute(2, 0, 1)
+        pixels = self.norm(pixels + self.attention(pixels, pixels, pixels, need_weights=False)[0])
+        mixed = pixels.permute(1, 2, 0).reshape(x.shape)
+        scores: torch.Tensor = self.last(self.two(torch.relu(mixed) + x).flatten(1))
+        return scores
+
+
+class Tied(Attending):
+    """One projection for keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        n, rows, _ = x.shape
+        q, k, v = (
+            each(y).view(n, rows, HEADS, -1).transpose(1, 2)
+            for each, y in zip((self.q, self.k, self.k), (x, x, 2 * x), strict=True)
+        )
+        return self.mixed(q, k, v)
+
+
 def _positions(make: Callable[[], nn.Module]) -> Callable[[int], Made]:
     return lambda batch: (make(), torch.randn(batch, POSITIONS, INPUTS))
 
@@ -192,7 +227,12 @@ other_keys, dropped = _positions(lambda: Module(other=True)), _positions(lambda:
 norm_first, norm_last = _positions(lambda: Encoder(True)), _positions(lambda: Encoder(False))
 
 
-written = _positions(Written)
+written, tied = _positions(Written), _positions(Tied)
+
+
+def maps(batch: int) -> Made:
+    """Return the network of maps with an image of 5 x 4."""
+    return Maps(), torch.randn(batch, 3, 5, 4)
 
 
 def words_loss(scores: torch.Tensor) -> torch.Tensor:

@@ -149,29 +149,34 @@ def attention(
     layer: Layer,
     box: Sequence[Interval],
 ) -> torch.Tensor:
-    """Attention with heads in the channels and positions in the height; `box` is the share in the layer.
+    """Attention with heads in the channels and positions in height and width; `box` is the share in the layer.
 
     The share has some heads, and some queries with all keys.
     """
     options = op.options
     width = layer.output[1] // options["heads"]
     chosen = [inputs[number] for number in options.get("inputs", (0, 1, 2))]
-    query, key, value = (x.reshape(x.shape[0], -1, width, x.shape[2]).transpose(2, 3) for x in chosen)
-    (first, last), heads = box[2], slice(box[1][0] // width, box[1][1] // width)
-    causal = bool(options.get("causal"))
-    mask = None
-    if causal and (first, last) != (0, layer.output[2]):
-        whole = torch.ones(layer.output[2], key.shape[2], dtype=torch.bool, device=query.device)
-        mask = whole.tril()[first:last]
+    query, key, value = (x.reshape(x.shape[0], -1, width, x.shape[2] * x.shape[3]).transpose(2, 3) for x in chosen)
+    causal, mask = bool(options.get("causal")), None
+    heads, positions = slice(box[1][0] // width, box[1][1] // width), _positions(layer, box, query.device)
+    if causal and len(positions) < layer.output[2] * layer.output[3]:
+        whole = torch.ones(layer.output[2] * layer.output[3], key.shape[2], dtype=torch.bool, device=query.device)
+        mask = whole.tril()[positions]
     if "fixed" in options:
         made = fixed_value(options["fixed"], named, query)
         made = made.reshape([1] * (4 - made.ndim) + list(made.shape))[:1]
         made = made[:, heads] if made.shape[1] > 1 else made
-        mask = made[:, :, first:last] if made.shape[2] > 1 else made
+        mask = made[:, :, positions] if made.shape[2] > 1 else made
     mixed = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=options.get("scale")
     )
     return mixed.transpose(2, 3).reshape(chosen[0].shape)
+
+
+def _positions(layer: Layer, box: Sequence[Interval], device: torch.device) -> torch.Tensor:
+    """Return the numbers of a share's positions among those of the layer, row by row."""
+    rows, columns = (torch.arange(low, high, device=device) for low, high in box[2:])
+    return (rows[:, None] * layer.output[3] + columns).flatten()
 
 
 def fixed_value(fixed: Fixed, named: Mapping[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from gpusim.errors import OptionError
 from gpusim.gpu.layerwise.laid_out import attention, features_to_channels, parameter_name, run_laid_out, with_fixed
 from gpusim.layerwise.layers import Layer, LayerOp
 from gpusim.layerwise.op_programs import ACTIVATIONS, FUNCTIONS
-from gpusim.layerwise.operands import Fixed, calls_of
+from gpusim.layerwise.operands import own_parameters
 
 #: Sums a tensor differentiably over the parts with shared statistics.
 SharedSum = Callable[[torch.Tensor], torch.Tensor]
@@ -89,11 +89,10 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
             named["bias"] = Parameter((layer.output[1],), 0.1)
         if op.kind == "embedding":
             named["weight"] = Parameter(op.options["table"], 1.0, channels_at=1)
-        for fixed in calls_of(op):
-            for tensor in fixed.parameters if isinstance(fixed, Fixed) else ():
-                shape = fixed.trace.tensors[tensor].shape
-                scale = math.sqrt(1 / shape[-1]) if len(shape) > 1 else 0.1
-                named[parameter_name(fixed.trace, tensor)] = Parameter(shape, scale, channels_at=None)
+        for trace, tensor in own_parameters(op):
+            shape = trace.tensors[tensor].shape
+            scale = math.sqrt(1 / shape[-1]) if len(shape) > 1 else 0.1
+            named[parameter_name(trace, tensor)] = Parameter(shape, scale, channels_at=None)
         parameters.append(named)
     return parameters
 
