@@ -236,7 +236,12 @@ def options_of(
 def check_devices(
     modules: Mapping[str, torch.nn.Module], named: Mapping[str, tuple[Role, torch.Tensor]], device: torch.device
 ) -> None:
-    """Raise `CaptureError` for a parameter, buffer or example input that is not on the step's device."""
+    """Raise `CaptureError` for a parameter, buffer or example input that is not on the step's device, and for
+    TorchScript, whose code cannot be watched.
+    """
+    for each in modules.values():
+        if any(isinstance(module, torch.jit.ScriptModule) for module in each.modules()):
+            raise CaptureError("the model is TorchScript, or has such a part; capture the module that it was made from")
     tensors = {name: tensor for name, (_, tensor) in named.items()}
     for module in modules.values():
         tensors |= dict(module.named_parameters()) | dict(module.named_buffers())

@@ -188,6 +188,14 @@ def test_a_training_step_that_cannot_be_captured_still_trains() -> None:
     assert model.calls == other.calls == 3
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_comes_back_with_one_warning() -> None:
+    x = torch.randn(2, 6)
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(6, 6), nn.ReLU()).eval(), x)
+    with pytest.warns(UserWarning, match="TorchScript"):
+        assert fast(scripted, x) is scripted
+
+
 def test_an_optimizer_that_cannot_be_captured() -> None:
     model = net()
     _, text = warned(
