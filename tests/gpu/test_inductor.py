@@ -22,7 +22,7 @@ from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
 from gpusim.gpu.capture.rebuild import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.record import Recorded, record
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
-from gpusim.gpu.inductor import kernels, seam
+from gpusim.gpu.inductor import kernels, seam, versions
 from gpusim.gpu.inductor import read as read_module
 from gpusim.gpu.inductor.kernels import functions_of
 from gpusim.gpu.inductor.own_step import own_step
@@ -466,3 +466,23 @@ def test_unknown_style_is_refused() -> None:
     found = on_cpu("own_loss", "infer")
     with pytest.raises(UnknownNameError, match="unknown style 'none'"):
         inductor_step(found.graph, found.recorded, False, "none")
+
+
+def test_rules_of_types_are_made_once_and_again_where_there_are_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import utils
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler as Handler
+
+    made: list[int] = []
+    original = Handler.__init__
+    monkeypatch.setattr(Handler, "__init__", lambda self: made.append(1) or original(self))
+    counting = Handler.__init__
+    rules = dict(utils.op_dtype_propagation_rules)
+    monkeypatch.setattr(utils, "op_dtype_propagation_rules", rules)
+    with versions.dtype_rules_made_once():
+        before = len(made)
+        assert Handler() is Handler()
+        assert len(made) == before
+        rules["another"] = rules["sqrt"]
+        assert hasattr(Handler(), "another")
+        assert len(made) == before + 1
+    assert Handler.__init__ is counting

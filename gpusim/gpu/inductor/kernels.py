@@ -89,8 +89,8 @@ class Compiling:
         self._names = {source.sha256: f"kernel_{number}" for number, source in enumerate(sources)}
         self._scope: dict[str, Any] = {}
         with _refusals():
-            if any(_IN_PROCESSES in source.text for source in sources):
-                self._compiler.wait_pool_ready()  # otherwise it compiles them here, one by one
+            # While torch's processes are not ready, which takes seconds, kernels are compiled here, one by one: those
+            # of Triton's cache, as at a second start, are loaded long before that.
             for source in sources:
                 code = compile(source.text, f"<kernel {source.sha256[:12]}>", "eval")
                 self._scope[self._names[source.sha256]] = eval(code, {"async_compile": self._compiler})

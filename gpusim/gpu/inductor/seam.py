@@ -93,6 +93,7 @@ def compile_graph(
         stack.enter_context(V.set_fake_mode(graph.fake_mode))
         stack.enter_context(torch.no_grad())
         stack.enter_context(versions.no_early_compiling())
+        stack.enter_context(versions.dtype_rules_made_once())
         try:
             _recursive_joint_graph_passes(graph.module)
             static = tuple(range(len(graph.inputs)))

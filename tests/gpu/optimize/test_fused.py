@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.errors import CaptureError
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import Source, Trace
 from gpusim.gpu.capture.calls import Call
 from gpusim.gpu.inductor import kernels, own_step, versions
 from gpusim.gpu.inductor.seam import OWN
@@ -620,3 +620,15 @@ def test_an_absent_result_holds_its_place(attend: Callable[..., Any]) -> None:
     assert len(op.outputs) == 5
     assert [op.outputs[place] for place in (2, 3)] == [None, None]
     assert op.outputs[4] is not None
+
+
+def test_kernels_do_not_wait_for_torchs_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need seconds to get ready, and a second start finds all kernels in Triton's cache."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    made: list[str] = []
+    monkeypatch.setattr(AsyncCompile, "wait_pool_ready", lambda *_: pytest.fail("waited"))
+    monkeypatch.setattr(AsyncCompile, "triton", lambda _, name, text, **given: made.append(name) or max)
+    text = "async_compile.triton('triton_gpusim', '''\n''', device_str='cuda')"
+    found = kernels.Compiling([Source(sha256="1", text=text)]).kernels()
+    assert (list(found), made) == (["1"], ["triton_gpusim"])
