@@ -237,8 +237,10 @@ def _require_equal(measurement: Measurement) -> None:
 def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> Callable[..., Any]:
     """Return a memory plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
 
-    Results that the plan recomputes are recomputed, all others are saved; the n-th call of an operator is the n-th such
-    op of the trace. Make a new one for each forward pass. Needs no GPU; raises `GpuError` without torch.
+    What the backward pass needs is saved unless the plan recomputes it; all else runs again. The n-th call of an
+    operator is the n-th such op of the trace. Make a new one for each forward pass. A model with ops in place needs
+    `allow_cache_entry_mutation=True`. Running statistics change twice, as in any checkpoint of torch. Needs no GPU;
+    raises `GpuError` without torch.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import policy_fn

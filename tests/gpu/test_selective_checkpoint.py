@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
+from gpusim.formats.trace import Trace
 from gpusim.gpu.selective_checkpoint import mark_offloads, policy_fn
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.storages import Storages
@@ -92,3 +99,83 @@ def test_marks_are_set_on_the_nodes_that_make_what_moves() -> None:
     marked = [node.name for node in graph.graph.nodes if node.meta.get("should_offload")]
     products = [node.name for node in graph.graph.nodes if str(node.target) == "aten.addmm.default"]
     assert marked == [products[1]]
+
+
+def test_torch_holds_what_the_backward_pass_needs_and_no_more() -> None:
+    """Guards memory: torch keeps each saved result to the backward pass, and with a view the memory behind it."""
+    trace = make_trace(
+        [
+            Step("made", "x", "kept", kernels=(kernel(1),), target="aten.mm.default"),
+            Step("looked", views="view", looks_at="kept", target="aten.view.default"),
+            Step("passing", "view", "passing", kernels=(kernel(1),), target="aten.add.Tensor"),
+            Step("last", "passing", "again", kernels=(kernel(1),), target="aten.gelu.default"),
+            Step("counts", changes="count", kernels=(kernel(1),), target="aten.add_.Tensor"),
+            Step("back", "kept again", "w", kernels=(kernel(1),), phase="backward"),
+        ],
+        outputs="w",
+    )
+    again = next(t.storage for t in trace.tensors if t.name == "again")
+    decide = policy_fn(trace, MemoryPlan(redos=(Redo(5, (3,), (again,)),)))
+    saved = {
+        op.name: decide(SelectiveCheckpointContext(is_recompute=False), op.target) == CheckpointPolicy.MUST_SAVE
+        for op in trace.ops[:5]
+    }
+    assert saved == {"made": True, "looked": False, "passing": False, "last": False, "counts": True}
+
+
+class Leaky(nn.Module):
+    """Products changed in place, by what would give another result if it ran twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.nn.functional.leaky_relu_(layer(x), 0.1)
+        return x
+
+
+def leaky_trace() -> Trace:
+    """Return the trace of its forward pass: three products, each changed in place."""
+    steps = []
+    for i in range(3):
+        steps.append(
+            Step(f"m{i}", f"m{i - 1}" if i else "x", f"m{i}", kernels=(kernel(1),), target="aten.addmm.default")
+        )
+        steps.append(Step(f"l{i}", changes=f"m{i}", kernels=(kernel(1),), target="aten.leaky_relu_.default"))
+    steps.append(Step("back", "m0 m1 m2", "w", kernels=(kernel(1),), phase="backward"))
+    return make_trace(steps, outputs="w")
+
+
+def test_ops_in_place_run_again_with_what_they_change_or_not_at_all() -> None:
+    trace = leaky_trace()
+    middle = next(t.storage for t in trace.tensors if t.name == "m1")
+    plan = MemoryPlan(redos=(Redo(6, (2, 3), (middle,)),))
+
+    def found(context_fn: Any = None) -> tuple[list[torch.Tensor | None], Counter[str]]:
+        torch.manual_seed(0)
+        model, x = Leaky(), torch.randn(4, 8)
+        with _Count() as count:
+            out = model(x) if context_fn is None else checkpoint(model, x, use_reentrant=False, context_fn=context_fn)
+            out.sum().backward()
+        return [p.grad for p in model.parameters()], count.calls
+
+    wanted, plain = found()
+    planned, again = found(
+        lambda: create_selective_checkpoint_contexts(policy_fn(trace, plan), allow_cache_entry_mutation=True)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(wanted, planned, strict=True))  # type: ignore[arg-type]
+    for operator in ("aten.addmm.default", "aten.leaky_relu_.default"):
+        assert again[operator] == plain[operator] + 1
+
+
+def test_marks_find_ops_in_place_where_torch_has_made_them_functional() -> None:
+    trace = leaky_trace()
+    moved = next(t.storage for t in trace.tensors if t.name == "m1")
+    model, x = Leaky(), torch.randn(4, 8)
+    graph = make_fx(functionalize(lambda x: model(x)))(x)
+    mark_offloads(graph.graph.nodes, trace, MemoryPlan(offloads=(Offload(moved, 3, 4, 6),)))
+    marked = {node.name for node in graph.graph.nodes if node.meta.get("should_offload")}
+    leaky = [node.name for node in graph.graph.nodes if str(node.target) == "aten.leaky_relu.default"]
+    assert marked & set(leaky) == {leaky[1]}
