@@ -11,7 +11,8 @@ Source: this project. The rules:
    computed on the way to another one stays for its own use, and no more than a limit comes back like that at once; or
    each is computed for itself alone. What the step does not save may stay for that where much more is computed from it
    than it takes.
-4. *Others.* Capuchin's plan for the budget, checkpoints at every k-th cut, and OLLA's order are tried beside these.
+4. *Others.* The plans of all published policies are tried beside these (`gpusim.memplan.policies.published`), and what
+   they move and recompute with copies placed as here. So none that keeps the budget is faster.
 5. *Choice.* For several shares of rule 2 and limits of rule 3, the fewest storages that keep the budget are found by
    bisection on the allocator's simulation; the engine's simulated step time decides among all plans. Of the winner,
    recomputations are taken back one by one where the budget still holds.
@@ -34,12 +35,11 @@ from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.memory import MemoryUse, Peak, memory_of
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
+from gpusim.memplan.policies import published
 from gpusim.memplan.policies.base import Setting
-from gpusim.memplan.policies.capuchin import by_msps, capuchin
-from gpusim.memplan.policies.checkpoint import cuts, segmented
+from gpusim.memplan.policies.capuchin import by_msps
 from gpusim.memplan.policies.exchange import Exchange
 from gpusim.memplan.policies.layrub import weights_first
-from gpusim.memplan.policies.olla import olla
 from gpusim.memplan.policies.orders import Choice, Orders, worth_keeping
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
@@ -244,19 +244,35 @@ class LeastTime:
             yield from self.fewest(rest, partial(Choice, again=tuple(let_go)), budget_bytes)
 
     def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
-        """Yield plans of Capuchin for this budget, of checkpoints at every k-th cut, and of OLLA, that keep it."""
+        """Yield the published policies' plans that keep the budget, as they are and with copies placed by rule 2."""
         setting = replace(self.setting, budget_bytes=budget_bytes)
-        within, _ = within_pinned(self.storages, capuchin(setting), self.setting.pinned_bytes)
-        for plan, peak_bytes in [(within, self.setting.peak_bytes(within)), *self._unchanging]:
+        plans = [self._pinned(plan) for plan in published.within(setting)]
+        for plan, peak_bytes in [*((plan, setting.peak_bytes(plan)) for plan in plans), *self._unchanging]:
             if peak_bytes <= budget_bytes:
                 yield _Planned(None, budget_bytes, plan, peak_bytes)
+        for choice in dict.fromkeys(
+            self._choice_of(plan) for plan in [*plans, *(plan for plan, _ in self._unchanging)]
+        ):
+            if self.floor_bytes(choice) <= budget_bytes:
+                planned = self.planned(choice, budget_bytes)
+                if planned.peak_bytes <= budget_bytes:
+                    yield planned
+
+    def _choice_of(self, plan: MemoryPlan) -> Choice:
+        """Return what a plan moves and recomputes of the saved storages."""
+        among = frozenset(self.orders.actionable)
+        moved = among.intersection(each.storage for each in plan.offloads)
+        again = among.intersection(s for redo in plan.redos for s in redo.storages) - moved
+        return Choice(tuple(sorted(moved)), tuple(sorted(again)))
+
+    def _pinned(self, plan: MemoryPlan) -> MemoryPlan:
+        """Return as much of a plan as pinned memory has room for."""
+        return within_pinned(self.storages, plan, self.setting.pinned_bytes)[0]
 
     @cached_property
     def _unchanging(self) -> list[tuple[MemoryPlan, int]]:
         """Plans that are the same for all budgets, with the peak of each."""
-        points = cuts(self.storages)
-        plans = [segmented(self.storages, points, k) for k in (2, 4, 8, 16, 32) if k <= len(points)]
-        plans.append(olla(self.setting))
+        plans = dict.fromkeys(map(self._pinned, published.unchanging(self.setting)))
         return [(plan, self.setting.peak_bytes(plan)) for plan in plans]
 
     @cached_property

@@ -35,13 +35,18 @@ def torch_budget(setting: Setting) -> MemoryPlan:
     if setting.budget_bytes is None:
         return at_share(setting, SHARE)
     least = 0
-    for number in range(round(1 / STEP), -1, -1):
-        plan = at_share(setting, number * STEP)
+    for share in shares():
+        plan = at_share(setting, share)
         least = setting.peak_bytes(plan)
         if least <= setting.budget_bytes:
             return plan
     problem = f"no share keeps {format_bytes(setting.budget_bytes)}; saving nothing takes {format_bytes(least)}"
     raise PlanError(f"torch_budget: {problem}")
+
+
+def shares() -> tuple[float, ...]:
+    """Return the shares that are tried, from all down to nothing."""
+    return tuple(number * STEP for number in range(round(1 / STEP), -1, -1))
 
 
 def at_share(setting: Setting, share: float) -> MemoryPlan:
