@@ -25,10 +25,11 @@ It is a heuristic: another plan may be faster. Its step time is what the engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
+from math import inf
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -46,6 +47,7 @@ from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.rules.copies import full_bytes_per_ns
 from gpusim.units import MIB, format_bytes
 
 #: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
@@ -243,20 +245,32 @@ class LeastTime:
             rest = self._with_room(rest)  # the first have longest to move
             yield from self.fewest(rest, partial(Choice, again=tuple(let_go)), budget_bytes)
 
-    def of_others(self, budget_bytes: int) -> Iterator[_Planned]:
-        """Yield the published policies' plans that keep the budget, as they are and with copies placed by rule 2."""
+    def of_others(self, budget_bytes: int, most_ns: float) -> Iterator[_Planned]:
+        """Yield the published policies' plans that keep the budget and may take less than `most_ns`, as they are and
+        with copies placed by rule 2.
+        """
         setting = replace(self.setting, budget_bytes=budget_bytes)
         plans = [self._pinned(plan) for plan in published.within(setting)]
-        for plan, peak_bytes in [*((plan, setting.peak_bytes(plan)) for plan in plans), *self._unchanging]:
+        quick = [
+            (plan, peak_bytes)
+            for plan, peak_bytes in [*((plan, setting.peak_bytes(plan)) for plan in plans), *self._unchanging]
+            if self._least_ns((each.storage for each in plan.offloads), plan.redos) < most_ns
+        ]
+        for plan, peak_bytes in quick:
             if peak_bytes <= budget_bytes:
                 yield _Planned(None, budget_bytes, plan, peak_bytes)
-        for choice in dict.fromkeys(
-            self._choice_of(plan) for plan in [*plans, *(plan for plan, _ in self._unchanging)]
-        ):
+        for choice in dict.fromkeys(self._choice_of(plan) for plan, _ in quick):
             if self.floor_bytes(choice) <= budget_bytes:
                 planned = self.planned(choice, budget_bytes)
                 if planned.peak_bytes <= budget_bytes:
                     yield planned
+
+    def _least_ns(self, moved: Iterable[int], redos: Sequence[Redo]) -> float:
+        """Return the least step time of a plan, in ns: that of all ops and recomputation, or of all copies one way."""
+        moved_bytes = sum(map(self.storages.bytes.__getitem__, moved))
+        rate = max(full_bytes_per_ns(self.setting.graph.hardware.copies, to_device) for to_device in (False, True))
+        again_ns = sum(self.setting.graph.solo_ns[op] for redo in redos for op in redo.ops)
+        return max(self.evaluator.keep_all_ns + again_ns, moved_bytes / rate)
 
     def _choice_of(self, plan: MemoryPlan) -> Choice:
         """Return what a plan moves and recomputes of the saved storages."""
@@ -290,7 +304,9 @@ class LeastTime:
 
         Raises `PlanError` where none keeps it.
         """
-        planned = list(dict.fromkeys((*self.candidates(budget_bytes), *self.of_others(budget_bytes))))
+        own = list(self.candidates(budget_bytes))
+        most_ns = sorted(map(self.time_ns, own))[:IMPROVED][-1] if len(own) >= IMPROVED else inf
+        planned = list(dict.fromkeys((*own, *self.of_others(budget_bytes, most_ns))))
         if not planned:
             if self.least_peak.peak_bytes > budget_bytes:
                 raise PlanError(self.shortfall(budget_bytes))
