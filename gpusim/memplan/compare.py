@@ -14,8 +14,9 @@ from gpusim.memplan.lower_bound import LowerBound
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, write_memory_plan
 from gpusim.memplan.policies.base import Setting
-from gpusim.memplan.policies.least_time import LeastTime, shortfall
+from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.policies.registry import MEMORY_POLICIES, memory_policy_by_name
+from gpusim.memplan.shortfall import shortfall
 from gpusim.memplan.snapshot import write_snapshot
 from gpusim.memplan.storages import CATEGORIES, Storages
 from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
@@ -233,9 +234,11 @@ def compare_policies(
     comparison = MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
     if budget_bytes is None or comparison.best is not None or planner.least_peak.peak_bytes <= budget_bytes:
         return comparison
-    reached = [planner.least_use.peak, *(_outcome(row).use.peak for row in rows if row.outcome is not None)]
-    least = min(reached, key=lambda peak: peak.allocated_bytes)
-    return replace(comparison, shortfall=shortfall(comparison.storages, least, budget_bytes))
+    reached = [(row.outcome.use, row.outcome.plan) for row in rows if row.outcome is not None]
+    use, plan = min(
+        [(planner.least_use, planner.least_peak.plan), *reached], key=lambda each: each[0].peak.allocated_bytes
+    )
+    return replace(comparison, shortfall=shortfall(comparison.storages, use, plan.order, budget_bytes))
 
 
 def _row(

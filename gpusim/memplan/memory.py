@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpusim.memplan.program import Program, op_streams_of
 from gpusim.memplan.storages import Category, Storages
 from gpusim.notebook import ShortRepr
-from gpusim.plan.allocator import Block, CachingAllocator
+from gpusim.plan.allocator import Block, CachingAllocator, rounded
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,6 +68,21 @@ def peak_bytes_of(storages: Storages, program: Program, initial_bytes: int) -> i
     """Return only the peak of `memory_of`, given the bytes before the step: for planners that try many programs."""
     levels, _ = _levels(storages, program)
     return initial_bytes + max(levels, default=0)
+
+
+def needs_at_once(storages: Storages, order: Sequence[int] = ()) -> list[int]:
+    """Return what each op takes at least, in bytes: its tensors, its workspace, and all that must stay since an earlier
+    op of the order (empty: as recorded).
+    """
+    stays = storages.initial | storages.results
+    size = [rounded(each) for each in storages.bytes]
+    there = sum(size[s] for s in storages.initial)
+    needs = [0] * len(storages.touched)
+    for op in order or range(len(needs)):
+        there += sum(size[s] for s in storages.makes[op] if s in stays)
+        needs[op] = there + rounded(storages.workspace_bytes[op])
+        needs[op] += sum(size[s] for s in storages.touched[op] if s not in stays)
+    return needs
 
 
 def pool_before(storages: Storages) -> CachingAllocator:

@@ -111,6 +111,11 @@ class CopiesOut:
         return True
 
 
+def turn_place(storages: Storages, times: OpTimes) -> int:
+    """Return the place of the first op after the forward pass; the last place where there is none."""
+    return min(times.place[storages.first_backward :], default=len(times.order) - 1)
+
+
 def last_forward_places(storages: Storages, times: OpTimes, chosen: Iterable[int]) -> dict[int, int]:
     """Return, for each of these storages, the place of its last use in the forward pass."""
     turn = storages.first_backward
@@ -183,7 +188,7 @@ def placed_copies(
     before their storage's place in `needs`. Where tensors in transit have no `room`, ops wait.
     """
     last_forward = last_forward_places(storages, times, moved)
-    turn = times.place[min(storages.first_backward, len(times.order) - 1)]
+    turn = turn_place(storages, times)
     free, late_ns = _freed(storages, times, link, last_forward, turn, room)
     back, early_ns = _fetched(storages, times, link, {s: needs[s] for s in moved}, free, room)
     offloads = tuple(

@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 from gpusim.errors import PlanError
 from gpusim.formats.trace import Trace
 from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.memory import needs_at_once
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.layrub import weights_first
 from gpusim.memplan.policies.least_time import LeastTime, least_time
+from gpusim.memplan.policies.orders import lean_order
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.policies.vdnn import vdnn_all
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.plan.graph import OpGraph
-from gpusim.units import parse_bytes
-from tests.support.helpers import make_hardware
-from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of
+from gpusim.units import MIB, parse_bytes
+from tests.support.helpers import Step, kernel, make_hardware, make_trace
+from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, with_bytes
 
 COPY_NS = SIZE // 50
 
@@ -187,3 +190,41 @@ def test_link_of_a_plan_is_the_one_beside_kernels() -> None:
     copies = msgspec.structs.replace(hardware.copies, copy_slowdown=1.0, switch_ns=5.0)
     link = Link.of(OpGraph.build(chain_step(2), msgspec.structs.replace(hardware, copies=copies)))
     assert (link.out_bytes_per_ns, link.back_bytes_per_ns, link.wait_ns) == (4.0, 2.0, 5.0)
+
+
+def test_op_that_decides_is_the_one_that_needs_most_and_its_workspace_may_be_named() -> None:
+    """Guards the message: a tensor that could be moved decides nothing, however large it is."""
+    trace = chain_step(5)
+    heavy = len(trace.ops) - 2
+    ops = [
+        msgspec.structs.replace(op, workspace_bytes=8 * SIZE if number == heavy else 0)
+        for number, op in enumerate(trace.ops)
+    ]
+    trace = msgspec.structs.replace(trace, ops=tuple(ops))
+    setting = setting_of(trace)
+    planner = LeastTime(setting)
+    with pytest.raises(PlanError, match=re.escape(f"op '{ops[heavy].name}' decides it, with its workspace, 32 MiB")):
+        planner.plan_for(SIZE)
+    needs = needs_at_once(setting.storages)
+    assert needs[heavy] == max(needs) <= planner.least_peak.peak_bytes
+
+
+def test_another_order_counts_only_where_it_saves_memory() -> None:
+    setting = setting_of(chain_step(6))
+    assert lean_order(setting) == weights_first(setting.storages)  # a chain has one order
+    large_gradient = [
+        Step("f", "x", "a", kernels=(kernel(1_000),)),
+        Step("loss", "a", "g", kernels=(kernel(1_000),)),
+        Step("weights", "g x", "w", kernels=(kernel(1_000),), phase="backward"),
+        Step("data", "g", "d", kernels=(kernel(1_000),), phase="backward"),
+        Step("rest", "d", "r", kernels=(kernel(1_000),), phase="backward"),
+    ]
+    trace = with_bytes(make_trace(large_gradient, outputs="w r", elements=SIZE // 4), {"d": MIB, "r": MIB, "x": MIB})
+    ops = [
+        msgspec.structs.replace(op, workspace_bytes=8 * SIZE if op.name == "data" else 0) for op in trace.ops
+    ]  # with the gradient of the weights, which stays, it needs 4 MiB more
+    setting = setting_of(msgspec.structs.replace(trace, ops=tuple(ops)))
+    assert lean_order(setting) == (0, 1, 3, 2, 4)
+    needs = needs_at_once(setting.storages)
+    assert needs[3] == MIB + SIZE + SIZE + MIB + 8 * SIZE  # x, w, g, d, workspace
+    assert max(needs_at_once(setting.storages, (0, 1, 3, 2, 4))) == needs[3] - SIZE

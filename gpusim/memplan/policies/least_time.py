@@ -16,9 +16,10 @@ Source: this project. The rules:
 5. *Choice.* For several shares of rule 2 and limits of rule 3, the fewest storages that keep the budget are found by
    bisection on the allocator's simulation; the engine's simulated step time decides among all plans. Of the winner,
    recomputations are taken back one by one where the budget still holds.
-6. *Changes.* Of the two fastest, single storages change as long as an estimate falls
+6. *Changes.* Of the fastest of rules 2 and 3, and of rule 4, single storages change as long as an estimate falls
    (`gpusim.memplan.policies.exchange`).
-7. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place.
+7. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place; or
+   the backward pass has OLLA's order, where that saves memory.
 
 It is a heuristic: another plan may be faster. Its step time is what the engine says, not a sum of prices.
 """
@@ -33,22 +34,20 @@ from math import inf
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
-from gpusim.memplan.memory import MemoryUse, Peak, memory_of
+from gpusim.memplan.memory import MemoryUse, memory_of
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
 from gpusim.memplan.policies import published
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps
 from gpusim.memplan.policies.exchange import Exchange
-from gpusim.memplan.policies.layrub import weights_first
-from gpusim.memplan.policies.orders import Choice, Orders, worth_keeping
+from gpusim.memplan.policies.orders import Choice, Orders, lean_order, worth_keeping
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
 from gpusim.memplan.rebuild import Uses, grouped_redos
-from gpusim.memplan.storages import Storages
+from gpusim.memplan.shortfall import shortfall
 from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.rules.copies import full_bytes_per_ns
-from gpusim.units import MIB, format_bytes
 
 #: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
 COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
@@ -58,8 +57,8 @@ FEW_COPY_SHARES = (0.0, 0.95)
 RUN_SHARES = (1.0, 0.3, 0.1, 0.03)
 #: Recomputations of the winner that are undone on trial.
 TRIALS = 24
-#: Plans from which single changes are tried.
-IMPROVED = 2
+#: Plans from which single changes are tried: of rules 2 and 3, and of rule 4.
+IMPROVED, IMPROVED_OTHERS = 2, 1
 #: Rounds of changes for each, and the share of the budget that a round leaves free.
 ROUNDS, LEAST_LEFT = 4, 0.001
 #: Most estimates in a round, and most ops in them all: a step of many ops gets fewer estimates.
@@ -95,7 +94,7 @@ class LeastTime:
         self.setting = setting
         self.storages = setting.storages
         self.evaluator = evaluator or MemoryEvaluator(setting.graph)
-        self.order = weights_first(self.storages)
+        self.order = lean_order(setting)
         self.times = OpTimes.of(setting.graph, self.order)
         self.link = setting.link
         self.uses = Uses.of(self.storages, self.times.place)
@@ -306,19 +305,22 @@ class LeastTime:
         """
         own = list(self.candidates(budget_bytes))
         most_ns = sorted(map(self.time_ns, own))[:IMPROVED][-1] if len(own) >= IMPROVED else inf
-        planned = list(dict.fromkeys((*own, *self.of_others(budget_bytes, most_ns))))
+        others = list(self.of_others(budget_bytes, most_ns))
+        planned = list(dict.fromkeys((*own, *others)))
         if not planned:
             if self.least_peak.peak_bytes > budget_bytes:
                 raise PlanError(self.shortfall(budget_bytes))
             return self.least_peak.plan
         fastest = sorted(planned, key=self.time_ns)
-        better = [] if quick else [self._improved(each, budget_bytes) for each in self._starts(fastest)]
+        starts = () if quick else dict.fromkeys((*self._starts(own, IMPROVED), *self._starts(others, IMPROVED_OTHERS)))
+        better = [self._improved(each, budget_bytes) for each in starts]
         return self._trimmed(min([fastest[0], *better], key=self.time_ns), budget_bytes).plan
 
-    def _starts(self, fastest: Sequence[_Planned]) -> list[_Planned]:
-        """Return the fastest plans from which single changes are tried, of different choices."""
+    def _starts(self, planned: Sequence[_Planned], count: int) -> list[_Planned]:
+        """Return the fastest of these plans from which single changes are tried, of different choices."""
+        fastest = sorted(planned, key=self.time_ns)
         grouped = {each.choice: each for each in fastest if each.choice is not None and not each.choice.apart}
-        return list(grouped.values())[:IMPROVED]
+        return list(grouped.values())[:count]
 
     def _improved(self, planned: _Planned, budget_bytes: int) -> _Planned:
         """Return a plan after changes of single storages, or the plan itself where that is faster.
@@ -330,9 +332,8 @@ class LeastTime:
         estimates = min(MOST_ESTIMATES, ESTIMATED_OPS // len(self.order))
         best, choice, target = planned, planned.choice, planned.target_bytes
         for _ in range(ROUNDS):
-            changed = self.planned(Exchange(self, orders, target, estimates).improved(choice), target)
-            assert changed.choice is not None
-            choice = changed.choice
+            choice = Exchange(self, orders, target, estimates).improved(choice)
+            changed = self.planned(choice, target)
             left = budget_bytes - changed.peak_bytes
             if left < 0:
                 target += left - round(LEAST_LEFT * budget_bytes)
@@ -382,29 +383,12 @@ class LeastTime:
 
     def shortfall(self, budget_bytes: int) -> str:
         """Explain why no plan found here keeps a budget."""
-        return shortfall(self.storages, self.least_use.peak, budget_bytes)
+        return shortfall(self.storages, self.least_use, self.least_peak.plan.order, budget_bytes)
 
     @property
     def least_use(self) -> MemoryUse:
         """Memory of the plan with the smallest peak."""
         return memory_of(self.storages, program_of(self.storages, self.least_peak.plan))
-
-
-def shortfall(storages: Storages, peak: Peak, budget_bytes: int) -> str:
-    """Explain why no plan keeps a budget: the smallest possible peak, and the tensor that decides it.
-
-    The named budget is rounded up, so that it works when used.
-    """
-    trace = storages.trace
-    largest = next((s for s in peak.live if s not in storages.initial), peak.live[0])
-    maker = next((o.name for o, new in zip(trace.ops, storages.makes, strict=True) if largest in new), None)
-    named = next((tensor.name for tensor in trace.tensors if tensor.storage == largest), "")
-    what = f"'{named}'" if maker is None else f"the result of '{maker}'"
-    least = f"the smallest budget that works for a plan found here is {-(-peak.allocated_bytes // MIB)} MiB"
-    decided = f"op '{trace.ops[peak.op].name}' decides it, with {what}, {format_bytes(storages.bytes[largest])}"
-    text = f"no plan keeps {format_bytes(budget_bytes)}; {least}: {decided}"
-    before = sum(storages.bytes[storage] for storage in storages.initial)
-    return text + (f"; {format_bytes(before)} are there before the step" if before > budget_bytes else "")
 
 
 def least_time(setting: Setting) -> MemoryPlan:

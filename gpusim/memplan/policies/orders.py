@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
+from gpusim.memplan.memory import needs_at_once
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.layrub import weights_first
+from gpusim.memplan.policies.olla import greedy_order
 from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.rebuild import Chain, chain
 from gpusim.memplan.storages import Storages
-from gpusim.memplan.times import CopiesOut, OpTimes, last_forward_places
+from gpusim.memplan.times import CopiesOut, OpTimes, last_forward_places, turn_place
 
 #: Smallest storage worth an action, as a fraction of all saved bytes.
 SMALLEST_SHARE = 1e-4
+#: Share of memory that another order must save.
+LEAST_SAVED = 0.02
 #: Bytes of saved storages that are computed from another one, over its own, from which on it is worth keeping.
 WORTH_KEEPING = 2.0
 
@@ -44,6 +50,23 @@ def worth_keeping(storages: Storages, chains: Mapping[int, Chain]) -> frozenset[
             if source in each.storages and source not in saved and unchanged:
                 from_bytes[source] = from_bytes.get(source, 0) + storages.bytes[storage]
     return frozenset(s for s, size in from_bytes.items() if size >= WORTH_KEEPING * storages.bytes[s])
+
+
+def lean_order(setting: Setting) -> tuple[int, ...]:
+    """Return a launch order of little memory: the forward pass as recorded, and the rest in one of two orders.
+
+    OLLA's greedy order counts where it takes `LEAST_SAVED` off the peak of keeping all, or off what one op needs at
+    least: gradients of large weights, as in VGG-16, come late then. Otherwise only the gradients of a convolution
+    change places, as in Layrub.
+    """
+    storages = setting.storages
+    plain = weights_first(storages)
+    turn = storages.first_backward
+    greedy = (*range(turn), *(op for op in greedy_order(storages) if op >= turn))
+    peaks = [setting.peak_bytes(MemoryPlan(order=order)) for order in (plain, greedy)]
+    needs = [max(needs_at_once(storages, order), default=0) for order in (plain, greedy)]
+    leaner = any(other <= (1 - LEAST_SAVED) * first for first, other in (peaks, needs))
+    return greedy if leaner else plain
 
 
 class Orders:
@@ -100,7 +123,7 @@ class Orders:
         if not share:
             return ()
         size, limit = self.storages.bytes, self.setting.pinned_bytes
-        turn_ns = self.times.start_ns[self.times.place[min(self.storages.first_backward, len(self.times.order) - 1)]]
+        turn_ns = self.times.start_ns[turn_place(self.storages, self.times)]
         last = last_forward_places(self.storages, self.times, self.actionable)
         copies = CopiesOut(self.times, self.setting.link)
         chosen: list[int] = []

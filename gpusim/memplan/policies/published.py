@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpusim.errors import PlanError
+from gpusim.memplan.memory import needs_at_once
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import capuchin
@@ -13,13 +14,16 @@ from gpusim.memplan.policies.checkpoint import cuts, segmented
 from gpusim.memplan.policies.layrub import layrub, layrub_inter, layrub_intra
 from gpusim.memplan.policies.layup import layup
 from gpusim.memplan.policies.olla import olla
-from gpusim.memplan.policies.superneurons import cache_needs, superneurons, superneurons_release
+from gpusim.memplan.policies.superneurons import superneurons, superneurons_release
 from gpusim.memplan.policies.torch_budget import at_share, shares
 from gpusim.memplan.policies.torch_offload import torch_offload
 from gpusim.memplan.policies.vdnn import vdnn_all, vdnn_conv
+from gpusim.memplan.storages import Storages
 
 #: Cuts between two checkpoints.
 CHECKPOINT_STEPS = (2, 4, 8, 16, 32)
+#: Shares of the budget for SuperNeurons' cache, which knows nothing of the allocator's blocks.
+CACHE_SHARES = (1.0, 0.98, 0.95)
 
 
 def unchanging(setting: Setting) -> Iterator[MemoryPlan]:
@@ -32,13 +36,24 @@ def unchanging(setting: Setting) -> Iterator[MemoryPlan]:
     for policy in (vdnn_all, vdnn_conv, layrub_intra, layrub_inter, layrub, layup, superneurons, torch_offload):
         yield policy(unlimited)
     yield capuchin(unlimited)
-    yield superneurons_release(replace(setting, budget_bytes=cache_needs(setting.storages)))
+    least = superneurons_release(replace(setting, budget_bytes=max(needs_at_once(setting.storages), default=0)))
+    yield from (least, from_last_use(setting.storages, least))
 
 
 def within(setting: Setting) -> Iterator[MemoryPlan]:
     """Yield the plans that depend on the budget."""
     yield capuchin(setting)
-    try:
-        yield superneurons_release(setting)
-    except PlanError:  # one op needs more
-        return
+    for share in CACHE_SHARES:
+        try:
+            plan = superneurons_release(replace(setting, budget_bytes=int(share * setting.budget_or_half)))
+        except PlanError:  # one op needs more
+            return
+        yield from (plan, from_last_use(setting.storages, plan))
+
+
+def from_last_use(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
+    """Return a plan in recorded order whose copies out begin after the last use before, not when memory is needed."""
+    offloads = (
+        replace(each, after=max(op for op in storages.users[each.storage] if op < each.free)) for each in plan.offloads
+    )
+    return replace(plan, offloads=tuple(offloads))

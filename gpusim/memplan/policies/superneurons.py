@@ -109,17 +109,6 @@ def superneurons_release(setting: Setting) -> MemoryPlan:
         budget = needed
 
 
-def cache_needs(storages: Storages) -> int:
-    """Return the least budget of the released code's cache: most bytes that one op needs at once, with what stays."""
-    stays = storages.initial | storages.results
-    fixed = sum(rounded(storages.bytes[s]) for s in storages.initial)
-    most = fixed
-    for touched, workspace, made in zip(storages.touched, storages.workspace_bytes, storages.makes, strict=True):
-        fixed += sum(rounded(storages.bytes[s]) for s in made if s in stays)
-        most = max(most, fixed + rounded(workspace) + sum(rounded(storages.bytes[s]) for s in touched - stays))
-    return most
-
-
 class _Cache:
     """Tensors on the GPU, least recently used first."""
 
