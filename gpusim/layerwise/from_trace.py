@@ -29,6 +29,8 @@ from gpusim.units import clause
 
 #: Most layers without a rule that a note names.
 _NAMED: Final = 5
+#: Errors from arguments that a captured operator does not have.
+_MALFORMED: Final = (IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ def layers_of(trace: Trace) -> LayerGraph:
     graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
     check_graph(graph)
     return graph
+
+
+def _reason(name: str, error: Exception) -> str:
+    """Return why an operator cannot be run."""
+    return str(error) if isinstance(error, CannotRunError) else f"its {name} has arguments of another operator"
 
 
 def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -157,7 +164,7 @@ class _Reader:
             if frame is not None and value.frame is not None and origin is not None:
                 begin = part_origin(self.trace, op, name, value.frame, output)
                 origin = None if begin is None else moved(origin, scaled(begin, step))
-                step = scaled(step, part_step(op, name, value.frame))
+                step = step if begin is None else scaled(step, part_step(op, name, value.frame))
             self.values[output] = _Value(value.layer, frame, reordered, origin, step)
 
     def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
@@ -232,8 +239,8 @@ class _Reader:
                 more = following_program(self._operands(index, op, name, from_layers), frame)
                 layer = replace(layer, ops=(*layer.ops, *more))
                 self._note_fixed(draft, more)
-            except CannotRunError as reason:
-                draft.obstacle = draft.obstacle or str(reason)
+            except (CannotRunError, *_MALFORMED) as reason:
+                draft.obstacle = draft.obstacle or _reason(name, reason)
         if name not in rules.LOSSES and not any(t in op.writes for t in tensors_in(op.args)[:1]):
             layer = replace(layer, kept_elements=layer.kept_elements + prod(layer.output))
         draft.layer = layer
@@ -267,8 +274,8 @@ class _Reader:
             program = first_program(self._operands(index, op, name, from_layers), layer, frame)
             draft.layer = replace(layer, ops=program)
             self._note_fixed(draft, program)
-        except CannotRunError as reason:
-            draft.obstacle = str(reason)
+        except (CannotRunError, *_MALFORMED) as reason:
+            draft.obstacle = _reason(name, reason)
         draft.forward += [*self.pending, index]
         self.pending = []
         draft.paths.add(op.layer)

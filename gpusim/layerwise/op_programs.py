@@ -201,16 +201,18 @@ def _arithmetic(operands: Operands, frame: Frame) -> tuple[LayerOp, ...]:
     """A layer's value with a number, or with a fixed tensor that is broadcast to it."""
     op, name = operands.op, operands.name
     first, second = op.args[0], op.args[1]
-    if isinstance(second, int | float) and name in ("mul", "div"):
+    if isinstance(second, int | float) and name in ("mul", "div") and not (name == "div" and second == 0):
         return (LayerOp("scale", {"factor": float(second) if name == "mul" else 1 / float(second)}),)
     options: dict[str, Any] = {"function": name, "rows": frame.rows}
-    if isinstance(second, int | float):
+    if isinstance(second, int | float) and name in ("add", "sub"):
         return (LayerOp("with_number", {**options, "number": second}),)
-    mine = [number for number, each in enumerate((first, second)) if tensors_in(each)[0] in operands.inputs]
+    mine = [number for number, each in enumerate((first, second)) if set(tensors_in(each)) & set(operands.inputs)]
     count = 3 if name == "masked_fill" else 2
     if len(mine) != 1 or len(op.args) != count or (mine == [1] and name not in ("add", "mul")):
         raise CannotRunError(f"nothing runs its {name} with these arguments")
-    other = tensors_in((first, second)[1 - mine[0]])[0]
+    other = next(iter(tensors_in((first, second)[1 - mine[0]])), None)
+    if other is None:
+        raise CannotRunError(f"nothing runs its {name} with these arguments")
     if name in ("add", "mul") and _is_by_channel(operands.trace, other, frame):
         return (LayerOp("channel_bias" if name == "add" else "channel_scale"),)
     _check_broadcast(operands.trace.tensors[other].shape, frame)
@@ -254,6 +256,9 @@ def _laid_out(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
     in_place = any(tensor in op.writes for tensor in taken)
     if name not in LAID_OUT or frame is None or not results or (in_place and name not in ARITHMETIC) or op.random:
         raise CannotRunError(f"nothing runs its {name}")
+    mixes = rules.touches_samples(op, name, max(len(each.rows) for _, each in operands.inputs.values()))
+    if mixes or (name in rules.LINEAR and len(operands.inputs) > 1):
+        raise CannotRunError(f"its {name} mixes samples")
     layouts = {tensor: (number, each.rows) for tensor, (number, each) in operands.inputs.items()}
     every = [frame.rows, *(rows for _, rows in layouts.values())]
     if any(all(letter != "n" for row in rows for letter, _ in row) for rows in every):
@@ -267,13 +272,14 @@ def _laid_out(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
 
 def _fixed_operand(operands: Operands, tensor: int) -> Fixed:
     """Return a fixed operand of an operator on tensors as they were traced: the same for all samples."""
-    fixed, name = operands.fixed(tensor), operands.name
+    fixed, name, op_args = operands.fixed(tensor), operands.name, operands.op.args
     each = operands.trace.tensors[tensor]
-    if name in rules.LINEAR:
+    if name in rules.LINEAR and (tensor in tensors_in(op_args[-1]) or len(each.shape) < 2 or each.shape[0] == 1):
         return fixed
     rank = max(len(frame.rows) for _, frame in operands.inputs.values())
     repeated = len(each.shape) == rank and (each.shape[0] == 1 or each.stride[0] == 0)
-    if name in ("cat", "stack") and repeated and rank > 0:
+    by_samples = all({letter for letter, _ in frame.rows[0]} == {"n"} for _, frame in operands.inputs.values())
+    if name in ("cat", "stack") and repeated and by_samples:
         return replace(fixed, repeated=True)
     if name in ARITHMETIC and (len(each.shape) < rank or each.shape[0] == 1):
         return fixed

@@ -19,7 +19,14 @@ def part_origin(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> E
     `frame` is that of the viewed tensor. A part is an interval only if it is cut from the outermost dimension of its
     letter: heads 2 and 3 of four are one, the first half of the features of each head is none.
     """
-    place = next(number for number, each in enumerate(op.outputs) if each == output)
+    try:
+        return _origin(trace, op, name, frame, output)
+    except (IndexError, TypeError, ValueError):  # arguments that a captured view does not have
+        return None
+
+
+def _origin(trace: Trace, op: Op, name: str, frame: Frame, output: int) -> Extents | None:
+    place = op.outputs.index(output)
     if name in ("select", "unbind"):
         dimension = _dimension(op, 1, frame)
         begin = _within(int(op.args[2]), frame, dimension) if name == "select" else place

@@ -80,6 +80,24 @@ def reread(batch):
     return Reread(), torch.randn(batch, 3, 4, 4)
 
 
+class Odd(nn.Module):
+    # Operators that depend on other samples, and numbers that are none.
+    def __init__(self, odd):
+        super().__init__()
+        self.odd, self.one, self.last = odd, nn.Linear(4, 6), nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.last(self.odd(self.one(x)))
+
+
+def odd(function):
+    return lambda batch: (Odd(function), torch.randn(batch, 4))
+
+
+by_zero, endless = odd(lambda x: x / 0.0), odd(lambda x: x * float("inf"))
+others, stacked = odd(lambda x: (x @ x.t()) @ x), odd(lambda x: x - x.mean(0))
+
+
 class Flipped(nn.Module):
     # An operator without a rule.
     def __init__(self):
@@ -197,4 +215,19 @@ def test_one_layer_without_a_rule_is_said_as_one(models: Path) -> None:
     graph = layers_of(captured(models, "flipped"))
     assert graph.notes == ("1 layer has no rule and is computed by every GPU: 1 x other",)
     with pytest.raises(OptionError, match="cannot be run: nothing runs its flip"):
+        Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("by_zero", "nothing runs its div"),
+        ("endless", "nothing runs its mul"),
+        ("others", "its mm mixes samples"),
+        ("stacked", "nothing runs its mean|its mean mixes samples|leaves no known dimensions"),
+    ],
+)
+def test_what_has_another_meaning_for_a_part_of_the_batch_is_refused(models: Path, name: str, reason: str) -> None:
+    graph = layers_of(captured(models, name))
+    with pytest.raises(OptionError, match=f"cannot be run: .*({reason})"):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
