@@ -123,7 +123,7 @@ def check_arguments(leaves: Iterable[Any]) -> None:
         if isinstance(leaf, torch.Tensor):
             if leaf.layout is not torch.strided or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
                 kind = type(leaf).__name__ if leaf.layout is torch.strided else leaf.layout
-                raise CaptureError(f"an argument is a tensor of type {kind}: only dense ones can be captured")
+                raise CaptureError(f"an argument is a tensor of type {kind}: only plain, dense ones can be captured")
         elif not isinstance(leaf, PLAIN):
             raise CaptureError(
                 f"an argument is of type {type(leaf).__name__}: tensors, numbers, text, and lists, tuples and dicts of "
