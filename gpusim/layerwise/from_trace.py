@@ -24,6 +24,7 @@ from gpusim.layerwise.operands import CannotRunError, Operands, is_creation, own
 from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
+from gpusim.text import shortened, visible
 from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.units import clause
 
@@ -129,8 +130,13 @@ class _Reader:
                 self.values[index] = _Value(BATCH, of_input(tensor.shape, self.batch, integers))
         self._readers = Readers(trace)
         for index, op in enumerate(trace.ops):
-            if op.phase == "forward":
+            if op.phase != "forward":
+                continue
+            try:
                 self._read(index, op)
+            except _MALFORMED as cause:
+                problem = f"{shortened(visible(op.target))} has arguments of another operator"
+                raise OptionError(f"{trace.name}: $.ops[{index}]: {problem}") from cause
         if self.drafts:
             self.drafts[-1].forward += self.pending
 

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -231,3 +232,14 @@ def test_what_has_another_meaning_for_a_part_of_the_batch_is_refused(models: Pat
     graph = layers_of(captured(models, name))
     with pytest.raises(OptionError, match=f"cannot be run: .*({reason})"):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
+
+
+def test_a_view_with_arguments_of_another_operator_is_refused_with_its_place(models: Path) -> None:
+    trace = captured(models, "gated")
+    place = next(index for index, op in enumerate(trace.ops) if op.target == "aten.permute.default")
+    broken = msgspec.structs.replace(trace.ops[place], args=(*trace.ops[place].args[:1], "x"))
+    ops = (*trace.ops[:place], broken, *trace.ops[place + 1 :])
+    with pytest.raises(
+        OptionError, match=rf"\$.ops\[{place}\]: aten.permute.default has arguments of another operator"
+    ):
+        layers_of(msgspec.structs.replace(trace, ops=ops))

@@ -15,12 +15,12 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional
 
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, ReplayError
 from gpusim.formats.arguments import tensor_refs
 from gpusim.formats.trace import Op, Trace
 from gpusim.gpu.replay.encode import DTYPES, decode
 from gpusim.gpu.replay.execute import make_initial
-from gpusim.gpu.replay.operators import check_schemas, resolve
+from gpusim.gpu.replay.operators import check_schemas, describe, resolve
 from gpusim.gpu.replay.result_sizes import check_result_sizes
 from gpusim.gpu.replay.tensors import flat_results
 from gpusim.layerwise.frames import Row
@@ -110,9 +110,15 @@ def run_laid_out(op: LayerOp, inputs: Sequence[torch.Tensor], named: Mapping[str
 
 
 def _called(op: Op, tensors: Mapping[int, torch.Tensor | None], device: torch.device) -> Any:
+    """Call a traced operator. Raises `ReplayError` with the op and the reason of a failure."""
     args = decode(list(op.args), tensors, device)
     kwargs = {key: decode(value, tensors, device) for key, value in op.kwargs.items()}
-    return resolve(op.target)(*args, **kwargs)
+    try:
+        return resolve(op.target)(*args, **kwargs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as cause:
+        raise ReplayError(f"op {describe(op)} failed: {str(cause).partition(chr(10))[0]}") from cause
 
 
 def with_fixed(
