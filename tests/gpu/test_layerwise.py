@@ -33,11 +33,12 @@ from gpusim.gpu.calibrate.collectives import COLLECTIVES, measure_collectives
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
+from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.pieces import pieces
-from gpusim.gpu.layerwise.rank import Rank, groups_of, make_data
+from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.sharing import sharing
 from gpusim.gpu.layerwise.transport import Alone, Groups
 from gpusim.layerwise.buckets import Bucket, gradient_buckets

@@ -18,10 +18,10 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
+from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
-from gpusim.gpu.layerwise.rank import Data, make_data
 from gpusim.layerwise import layer_rules
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import BATCH, LayerGraph

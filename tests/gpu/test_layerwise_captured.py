@@ -17,9 +17,10 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.models import AUXILIARY_WEIGHT
 from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
-from gpusim.gpu.layerwise.rank import Data, Rank, make_data
+from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.transport import Alone
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.from_trace import layers_of

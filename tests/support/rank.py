@@ -14,10 +14,11 @@ from gpusim.defaults import DEFAULT_BATCH_NORM
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
 from gpusim.gpu.layerwise.__main__ import join, leave
+from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.one_device import run_on_one_device
-from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
+from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs

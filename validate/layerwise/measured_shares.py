@@ -12,7 +12,7 @@ from gpusim.formats.hardware import default_hardware
 from gpusim.formats.topology import default_topology, load_topology
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import rank_alone, share_of_state, time_shares
-from gpusim.gpu.layerwise.rank import Data
+from gpusim.gpu.layerwise.batch import Data
 from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice

@@ -30,9 +30,11 @@ from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import engine_by_name
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.__main__ import join, leave
+from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
+from gpusim.gpu.layerwise.one_device import taken
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
-from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
+from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.recorded import WARM_UP, recorded
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.layerwise.communication import basis, members
@@ -73,7 +75,7 @@ class OneDevice(torch.nn.Module):
                 {name: getattr(self, f"p{index}_{number}_{name}") for name in names}
                 for number, names in enumerate(self.named[index])
             ]
-            given = [inputs if edge.source == BATCH else values[edge.source] for edge in layer.inputs]
+            given = [taken(inputs if edge.source == BATCH else values[edge.source], edge) for edge in layer.inputs]
             where = Surroundings((0, layer.output[1]), (0, layer.output[0]), layer.output[0], None, targets)
             values.append(run_layer(layer, given, named, where))
         return values[-1]

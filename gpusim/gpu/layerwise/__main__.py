@@ -24,10 +24,11 @@ import torch.distributed as dist
 from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
 from gpusim.formats.topology import check_gpus, default_topology
+from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.launch import end_with_starter, launch
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
-from gpusim.gpu.layerwise.rank import Data, Rank, groups_of, make_data
+from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.recorded import recorded
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.io.file_limits import MAX_NODE_GPUS

@@ -16,7 +16,8 @@ import torch
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, BatchNorm
 from gpusim.formats.hardware import HardwareModel
-from gpusim.gpu.layerwise.rank import Data, Rank
+from gpusim.gpu.layerwise.batch import Data
+from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.transport import Alone
 from gpusim.gpu.replay.timing import time_interleaved
 from gpusim.layerwise.compute import PassTimes, share_key

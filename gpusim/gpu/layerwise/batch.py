@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from gpusim.errors import OptionError
@@ -35,3 +37,18 @@ def make_targets(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
     loss = next((layer for layer in graph.layers if layer.kind == "loss"), graph.layers[-1])
     n, classes, h, w = loss.output
     return torch.randint(0, classes, (n, h, w) if h * w > 1 else (n,), generator=generator)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A whole batch: every rank makes the same one from a seed."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def make_data(graph: LayerGraph, seed: int, dtype: torch.dtype, device: torch.device) -> Data:
+    """Make random inputs and targets for the layers of the whole batch."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = make_inputs(graph, generator).to(dtype)
+    return Data(inputs.to(device), make_targets(graph, generator).to(device))

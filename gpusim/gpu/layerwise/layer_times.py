@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from gpusim.gpu.layerwise.rank import Data, Part, Rank
+from gpusim.gpu.layerwise.batch import Data
+from gpusim.gpu.layerwise.rank import Part, Rank
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.explore import layer_rows
 from gpusim.layerwise.fixed_plans import Choice

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from gpusim.gpu.layerwise.batch import Data
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
-from gpusim.gpu.layerwise.rank import Data
 from gpusim.layerwise.layers import BATCH, Edge, LayerGraph
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
-from gpusim.gpu.layerwise.batch import make_inputs, make_targets
+from gpusim.gpu.layerwise.batch import Data
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.operations import (
     Parameter,
@@ -29,8 +29,9 @@ from gpusim.gpu.layerwise.operations import (
 )
 from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
 from gpusim.gpu.layerwise.sharing import across_channels, sharing
+from gpusim.gpu.layerwise.sums import GradientSums
 from gpusim.gpu.layerwise.transport import Groups, Transport
-from gpusim.layerwise.buckets import Bucket, gradient_buckets, is_alone
+from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
@@ -38,21 +39,6 @@ from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
 
 Part = Literal["forward", "backward", "transfer", "sums"]
 """What a rank does for a layer."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """A whole batch: every rank makes the same one from a seed."""
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
-
-
-def make_data(graph: LayerGraph, seed: int, dtype: torch.dtype, device: torch.device) -> Data:
-    """Make random inputs and targets for the layers of the whole batch."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = make_inputs(graph, generator).to(dtype)
-    return Data(inputs.to(device), make_targets(graph, generator).to(device))
 
 
 @dataclass
@@ -118,9 +104,8 @@ class Rank:
             check_layer(layer, device)
         self.states = [self._state(index, seed, same_dropout) for index in range(len(graph))]
         self.users = graph.consumers()
-        self.bucket_bytes = bucket_bytes
         self.buckets = gradient_buckets(graph, choice, bucket_bytes)
-        self._sums: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        self._sums = GradientSums(transport, bucket_bytes)
         self.mark: Callable[[Part, int], None] | None = None
         """Called after each part of a step with the layer that it was for."""
         self.loss = torch.zeros((), device=device, dtype=dtype)
@@ -350,29 +335,13 @@ class Rank:
         states = [self.states[index] for index in bucket.layers]
         if not states[0].active:
             return
-        gradients = [p.grad for state in states for named in state.parameters for p in named.values()]
-        together: list[torch.Tensor] = []
-        for gradient in gradients:
-            if gradient is None:
-                continue
-            if gradient.is_contiguous() and is_alone(gradient.nbytes, self.bucket_bytes):
-                self.transport.begin_sum(gradient, states[0].weights)
-            else:
-                together.append(gradient)
-        if together:
-            flat = torch.cat([gradient.flatten() for gradient in together])
-            self.transport.begin_sum(flat, states[0].weights)
-            self._sums.append((flat, together))
+        held = (p.grad for state in states for named in state.parameters for p in named.values())
+        self._sums.begin([gradient for gradient in held if gradient is not None], states[0].weights)
         self._done("sums", bucket.layers[-1])
 
     def _finish_sums(self) -> None:
-        """Wait for all sums and copy them back."""
-        self.transport.finish()
-        for flat, gradients in self._sums:
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            summed = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
-            torch._foreach_copy_(gradients, summed)
-        self._sums = []
+        """Wait for all sums."""
+        self._sums.finish()
         for state in self.states:
             for parameter in state.whole:  # each part of the channels has its own share of the gradient
                 if parameter.grad is not None:
