@@ -185,7 +185,8 @@ def _embedding(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
     table, chosen = tensors_in(op.args[0]), tensors_in(op.args[1])
     if not parameters_of(trace, table[0]) or chosen[0] not in operands.inputs or layer.inputs[0].source != BATCH:
         raise CannotRunError("its table is no parameter, or a layer chooses its rows")
-    if len(operands.inputs[chosen[0]][1].rows) != 2 or any(argument not in (-1, False) for argument in op.args[2:]):
+    padding, *other = (*op.args[2:], -1) if len(op.args) < 3 else op.args[2:]
+    if len(operands.inputs[chosen[0]][1].rows) != 2 or padding != -1 or any(other):
         raise CannotRunError("nothing runs its embedding with these arguments")
     rows, features = trace.tensors[table[0]].shape
     return (LayerOp("embedding", {"table": (rows, features)}),)

@@ -130,6 +130,23 @@ def scaled_together(batch):
 
 def shuffled(batch):
     return Shuffled(), torch.randn(batch, 3, 9, 9)
+
+
+class Words(nn.Module):
+    # A table of words, of which one row may have no gradient.
+    def __init__(self, padding):
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 4, padding_idx=padding), nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.last(self.table(x).flatten(1))
+
+
+def words(padding):
+    return lambda batch: (Words(padding), torch.randint(0, 9, (batch, 3)))
+
+
+unpadded, padded_by_0, padded_by_1 = words(None), words(0), words(1)
 """
 
 
@@ -200,6 +217,13 @@ def test_views_that_reorder_channels_are_not_run_and_parts_are(models: Path) -> 
     assert [layer.path for layer in graph.layers if not layer.ops] == ["one", "two"]
     with pytest.raises(OptionError, match="layer 'one' cannot be run: a view before its clone reorders or scatters"):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
+
+
+@pytest.mark.parametrize("name", ["padded_by_0", "padded_by_1"])
+def test_a_table_whose_padding_has_no_gradient_is_not_run(models: Path, name: str) -> None:
+    assert all(layer.ops for layer in layers_of(captured(models, "unpadded")).layers)
+    graph = layers_of(captured(models, name))
+    assert any(not layer.ops for layer in graph.layers)
 
 
 def test_a_function_of_a_view_leaves_its_layer_as_it_is(models: Path) -> None:
