@@ -274,7 +274,8 @@ class Rank:
             return [None] * len(buffers)
         results = torch.autograd.grad([output], leaves, [gradient], allow_unused=True)
         of = {id(leaf): result for leaf, result in zip(leaves, results, strict=True)}
-        shared = {gradient.untyped_storage().data_ptr()}
+        of_buffers = [of.get(id(buffer)) for buffer in buffers]
+        shared = {each.untyped_storage().data_ptr() for each in (gradient, *of_buffers) if each is not None}
         for parameter in parameters:
             result = of.get(id(parameter))
             if result is None:
@@ -282,7 +283,7 @@ class Rank:
             place = result.untyped_storage().data_ptr()
             parameter.grad = result.clone() if place in shared else result  # it is summed in place
             shared.add(place)
-        return [of.get(id(buffer)) for buffer in buffers]
+        return of_buffers
 
     def _give_back(self, state: _LayerState, number: int) -> None:
         """Collect the gradient of one buffer: the own part and those from other ranks."""
