@@ -202,13 +202,14 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     schedule_frac: Fraction
     """Error of all other schedules."""
     saving_frac: Fraction = 0.0
-    """Further error in steps not mostly convolutional (`gpusim.plan.kinds`), as a share of the predicted saving over
-    the sequential graph."""
+    """Further error of steps not mostly convolutional, as a share of the predicted saving."""
     cache_frac: Fraction = 0.0
     """Further slowdown on several streams where a step may lose the L2 cache, beyond predicted misses."""
     variants_frac: Fraction = 0.0
     """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
     lucky timings."""
+    products_frac: Fraction = 0.0
+    """Unused; of earlier files."""
 
     def margins(
         self,

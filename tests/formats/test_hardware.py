@@ -134,6 +134,13 @@ def test_number_that_an_older_file_leaves_out_needs_no_source(tmp_path: Path) ->
     assert read_hardware(written(tmp_path, older)).graph.busy_ns == 0.0
 
 
+def test_number_that_no_rule_uses_any_more_is_read(tmp_path: Path) -> None:
+    older = document("h200")
+    older["uncertainty"]["products_frac"] = 0.12
+    older["sources"]["uncertainty.products_frac"] = "replayed schedules"
+    assert read_hardware(written(tmp_path, older)).uncertainty.products_frac == 0.12
+
+
 def test_source_of_a_section_covers_its_fields(tmp_path: Path) -> None:
     """A source may be given once for a section."""
     changed = document()
