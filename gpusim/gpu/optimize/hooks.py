@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from torch.nn.modules import module as modules_of_torch
+from torch.optim import optimizer as optimizers_of_torch
 from torch.utils.hooks import RemovableHandle
 
 from gpusim.gpu.capture.user_step import UserStep
@@ -22,6 +23,7 @@ _OF_ALL: Final = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+_OF_ALL_OPTIMIZERS: Final = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 class Hooks:
@@ -30,6 +32,7 @@ class Hooks:
     def __init__(self, step: UserStep) -> None:
         self._holders: list[tuple[Any, tuple[str, ...]]] = [
             (modules_of_torch, _OF_ALL),
+            (optimizers_of_torch, _OF_ALL_OPTIMIZERS),
             *((m, _OF_MODULES) for m in dict.fromkeys(m for top in step.modules.values() for m in top.modules())),
             *((parameter, _OF_TENSORS) for parameter in step.parameters().values()),
             *((optimizer, _OF_OPTIMIZERS) for optimizer in step.optimizers),

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.optim import optimizer as optimizers_of_torch
 
 from gpusim.gpu.optimize import callable as calls
 from gpusim.gpu.optimize.callable import OptimizedStep
@@ -100,6 +101,22 @@ def test_a_hook_on_all_modules_runs() -> None:
     finally:
         handle.remove()
     assert "Net" in seen
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_hook_on_all_optimizers_runs(when: str) -> None:
+    twins = Twins(sgd)
+    twins.train(batches(1))
+    seen: list[Any] = []
+    register = getattr(optimizers_of_torch, f"register_optimizer_step_{when}_hook")
+    handle = register(lambda optimizer, *_: seen.append(optimizer))
+    try:
+        with pytest.warns(UserWarning, match="hooks have changed"):
+            twins.train(batches(1, seed=2))
+    finally:
+        handle.remove()
+    assert seen == [twins.optimizer, twins.other_optimizer]
+    twins.check()
 
 
 def test_a_hook_that_keeps_what_it_sees_leaves_the_step_as_it_is() -> None:
