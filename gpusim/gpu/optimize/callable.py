@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Frontend
-from gpusim.gpu.optimize.steps import Given, autocast_of, check_arguments, tf32
+from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, tf32
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import counted, format_bytes, format_ns
@@ -180,7 +180,7 @@ class OptimizedStep:
         modes = tuple([module.training for module in self._modules])
         tensors: Sequence[torch.Tensor] = args
         others: Any = len(args)
-        if kwargs or not all(map(torch.is_tensor, args)):
+        if kwargs or not TENSORS.issuperset(map(type, args)):
             leaves, spec = pytree.tree_flatten((args, kwargs))
             check_arguments(leaves)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +15,9 @@ from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.reads import PLAIN
+
+#: Types of tensors that can be captured.
+TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def check_arguments(leaves: Iterable[Any]) -> None:
     """Raise `CaptureError` for an argument that is no dense tensor and no plain value."""
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            if leaf.layout is not torch.strided or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            if leaf.layout is not torch.strided or type(leaf) not in TENSORS:
                 kind = type(leaf).__name__ if leaf.layout is torch.strided else leaf.layout
                 raise CaptureError(f"an argument is a tensor of type {kind}: only plain, dense ones can be captured")
         elif not isinstance(leaf, PLAIN):

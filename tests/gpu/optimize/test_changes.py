@@ -286,6 +286,28 @@ def test_arguments_that_cannot_be_told_apart_are_not_captured(other: Any, named:
         close(captured(x, other), model(x))
 
 
+class Doubled(torch.Tensor):
+    """A tensor whose sums are doubled."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return result * 2 if function is torch.Tensor.sum else result
+
+
+def test_a_positional_tensor_of_another_type_runs_by_the_users_own_step() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).sum()
+
+    captured, x = fast(step, torch.ones(3)), torch.ones(3)
+    assert isinstance(captured, OptimizedStep)
+    with pytest.warns(UserWarning, match="an argument is a tensor of type Doubled") as warned:
+        results = [captured(x.as_subclass(Doubled)) for _ in range(2)]
+    assert [float(result) for result in results] == [6.0, 6.0]
+    assert len(warned) == 1
+    close(captured(x), torch.tensor(3.0))
+
+
 @pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())])
 def test_random_numbers_of_the_host_are_not_captured(draw: Callable[[], float]) -> None:
     """A rare other path of the code would never be taken."""
