@@ -1,15 +1,19 @@
 """Python values that a step's code may read: attributes, globals and closures, as they were at its capture.
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
-the step, and the options of torch's own layers that are floating-point numbers (a dropout's rate, a norm's momentum).
-What the code only counts or keeps elsewhere may change.
+the step (attributes of objects, classes and Python modules, slots, keys of dicts), short lists, the sizes of dicts, and
+the options that the `forward` of torch's own layers reads. What the code only counts or keeps elsewhere may change.
+Not watched are names computed while the step runs, sets, long lists, and the standard library's and torch's modules.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from operator import is_
 from typing import Any, Final
 
@@ -20,9 +24,14 @@ from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, type, types.ModuleType, types.BuiltinFunctionType)
-#: Longest list of plain values that is compared by value.
-MOST_VALUES: Final = 64
+_LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
+#: Types of options of torch's own layers.
+_OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
+#: Longest list, or dict that code does not read by name, whose elements are compared.
+MOST_VALUES: Final = 256
+_MISSING: Final = object()
+#: With these methods code reads all values of a dict.
+_ALL_OF_DICT: Final = frozenset(("items", "values"))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 _METHODS: Final = ("forward", "__call__")
 
@@ -44,29 +53,48 @@ class Reads:
         self._holders: list[dict[Any, Any]] = []
         self._keys: list[Any] = []
         self._shown: list[str] = []
+        self._of_classes: list[tuple[str, types.MappingProxyType[str, Any], str]] = []
+        self._slots: list[tuple[str, Any, str]] = []
+        self._dicts: list[tuple[str, dict[Any, Any]]] = []
         self._cells: list[tuple[str, types.CellType, Any]] = []
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         for value, name, _ in self._reached.values():
             self._watch(value, name)
-        self._values = list(map(dict.get, self._holders, self._keys))
+        self._values = list(self._values_now())
+        self._others = list(self._others_now())
         self._names.clear()
         self._methods_of.clear()
         self._reached.clear()
 
     def changed(self) -> str | None:
         """Return the name of a changed value, or None. Called at each step, so it loops in C where nothing changed."""
-        values = list(map(dict.get, self._holders, self._keys))
-        if not all(map(is_, values, self._values)):
-            for name, now, before in zip(self._shown, values, self._values, strict=True):
+        if not all(map(is_, self._values_now(), self._values)):
+            for name, now, before in zip(self._shown, self._values_now(), self._values, strict=True):
                 if not _same(now, before):
                     return name
+        for (name, now), (_, before) in zip(self._others_now(), self._others, strict=True):
+            if now is not before and not _same(now, before):
+                return name
         for name, cell, before in self._cells:
             if not _same(_contents(cell), before):
                 return name
         for name, items, former in self._lists:
-            if len(items) != len(former) or not all(map(_same, items, former)):
+            if len(items) != len(former):
+                return name
+            if not all(map(is_, items, former)) and not all(map(_same, items, former)):
                 return name
         return None
+
+    def _values_now(self) -> Iterator[Any]:
+        return map(dict.get, self._holders, self._keys, repeat(_MISSING))
+
+    def _others_now(self) -> Iterator[tuple[str, Any]]:
+        for name, attributes, key in self._of_classes:
+            yield name, attributes.get(key, _MISSING)
+        for name, holder, key in self._slots:
+            yield name, getattr(holder, key, _MISSING)
+        for name, held in self._dicts:
+            yield name, len(held)
 
     # --- What the code can reach ---
 
@@ -77,19 +105,24 @@ class Reads:
             return  # all modules of the step are roots
         if isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
             return
-        if isinstance(value, types.FunctionType) and _is_torchs(value.__module__):
+        if isinstance(value, types.FunctionType | type) and not _is_users(value.__module__):
+            return
+        if isinstance(value, types.ModuleType) and not _is_users(value.__name__):
             return
         self._reached[id(value)] = (value, name, depth)
 
     def _look_into(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, types.FunctionType):
             self._names.update(_names_of(value.__code__))
-        kind = type(value)
+        kind = value if isinstance(value, type) else type(value)
         if kind not in self._methods_of:
             self._methods_of[kind] = list(_methods(kind))
+            for base in kind.__mro__:
+                self._reach(base, base.__name__, depth)
         for method in self._methods_of[kind]:
             if method.__name__ in self._names:
                 self._names.update(_names_of(method.__code__))
+                self._reach(method, method.__name__, depth)
         for part_name, part in self._parts(value, name):
             self._reach(part, part_name, depth + 1)
 
@@ -107,21 +140,35 @@ class Reads:
         else:
             held = self._attributes(value)
             yield from ((_joined(name, key), held[key]) for key in self._read_of(value, held) if key in held)
+            yield from ((_joined(name, key), getattr(value, key, None)) for key in self._slots_of(value))
 
     @staticmethod
     def _attributes(value: Any) -> dict[Any, Any]:
-        return value if isinstance(value, dict) else getattr(value, "__dict__", None) or {}
+        held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+        return {} if held is None else held
+
+    def _slots_of(self, value: Any) -> list[str]:
+        kind = type(value)
+        users = [base for base in kind.__mro__ if _is_users(base.__module__)]
+        slots = (key for base in users for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType))
+        return [key for key in slots if key in self._names]
 
     def _globals(self, function: types.FunctionType) -> list[str]:
-        return [key for key in _names_of(function.__code__) if key in function.__globals__]
+        return [key for key in _globals_of(function.__code__) if key in function.__globals__]
 
-    def _read_of(self, value: Any, held: dict[Any, Any]) -> list[Any]:
+    def _read_of(self, value: Any, held: Mapping[Any, Any]) -> list[Any]:
         """Return the keys of an object's attributes, or of a dict, that code reads by name."""
         if isinstance(value, torch.nn.Module):
-            if _is_torchs(type(value).__module__):
-                return [key for key, part in held.items() if type(part) is float]
-            return [key for key in held.keys() - _OF_MODULES if key in self._names] + ["forward"]
-        return [key for key in held if not isinstance(key, str) or key in self._names]
+            kind: Any = type(value)
+            own = held.keys() - _OF_MODULES
+            options = [key for key in own & _options_of(kind) if isinstance(held[key], _OPTIONS)]
+            if _is_torchs(kind.__module__):
+                return options
+            return [*{*options, *(own & self._names), "forward"}]
+        named = [key for key in held if not isinstance(key, str) or key in self._names]
+        if isinstance(value, dict) and len(held) <= MOST_VALUES and (not named or self._names & _ALL_OF_DICT):
+            return list(held)
+        return named
 
     # --- What is compared ---
 
@@ -130,11 +177,25 @@ class Reads:
             self._cells += [(key, cell, _contents(cell)) for key, cell in _cells(value)]
             self._add(value.__globals__, self._globals(value), "")
         elif isinstance(value, list):
-            if len(value) <= MOST_VALUES and all(isinstance(part, PLAIN) for part in value):
-                self._lists.append((name, value, list(value)))
+            self._lists += [(name, value, list(value))] if len(value) <= MOST_VALUES else []
+        elif isinstance(value, type):
+            attributes = vars(value)
+            self._of_classes += [(_joined(name, key), attributes, key) for key in self._read_of(value, attributes)]
         elif not isinstance(value, tuple | functools.partial | types.MethodType):
             held = self._attributes(value)
-            self._add(held, self._read_of(value, held), name or type(value).__name__)
+            shown = name or type(value).__name__
+            self._add(held, self._read_of(value, held), shown)
+            if isinstance(value, dict):
+                self._dicts.append((shown, held))
+            else:
+                self._add(held, self._hiding(value, held), shown)
+            self._slots += [(_joined(shown, key), value, key) for key in self._slots_of(value)]
+
+    def _hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
+        """Return names of plain class attributes that an object's own attribute may come to hide."""
+        users = [base for base in type(value).__mro__ if _is_users(base.__module__)]
+        plain = {key for base in users for key, of in vars(base).items() if isinstance(of, (*PLAIN, tuple))}
+        return sorted(key for key in plain & self._names if key not in held)
 
     def _add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
         for key in keys:
@@ -144,9 +205,13 @@ class Reads:
 
 
 def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
     if isinstance(one, PLAIN) and isinstance(other, PLAIN):
         return type(one) is type(other) and (one == other or (one != one and other != other))
-    return one is other
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
+    return False
 
 
 def _joined(name: str, key: Any) -> str:
@@ -157,14 +222,37 @@ def _is_torchs(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "torch"
 
 
+def _is_users(module: str | None) -> bool:
+    """Whether a Python module may be the user's: neither torch's nor of the standard library."""
+    package = (module or "").partition(".")[0]
+    return package == "__main__" or (package != "torch" and package not in sys.stdlib_module_names)
+
+
 def _methods(kind: type) -> Iterator[types.FunctionType]:
     """Yield the methods of a class that are not torch's."""
     for base in kind.__mro__:
         if base.__module__ != "builtins" and not _is_torchs(base.__module__):
-            for value in vars(base).values():
-                function = getattr(value, "fget", value)  # a property's
-                if isinstance(function, types.FunctionType):
-                    yield function
+            yield from _functions(base)
+
+
+def _functions(kind: type) -> Iterator[types.FunctionType]:
+    for value in vars(kind).values():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # a property's, a static method's
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+@functools.lru_cache(maxsize=1024)
+def _options_of(kind: type) -> frozenset[str]:
+    """Return the names that the `forward` of torch's own layers among a module's classes reads."""
+    layers = [base for base in kind.__mro__ if _is_torchs(base.__module__) and base is not torch.nn.Module]
+    functions = [function for base in layers for function in _functions(base)]
+    names, count = {"forward"}, 0
+    while count != (count := len(names)):
+        for function in functions:
+            if function.__name__ in names:
+                names |= _names_of(function.__code__)
+    return frozenset(names)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -177,6 +265,14 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
         elif isinstance(constant, str):
             names.add(constant)
     return frozenset(names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> frozenset[str]:
+    """Return the global names that code loads, functions within it included; not the names of attributes."""
+    loaded = (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    inner = (_globals_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(loaded).union(*inner)
 
 
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:

@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.optim import optimizer as optimizers_of_torch
 
 from gpusim.gpu.optimize import callable as calls
 from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.steps import tf32
 from tests.support.optimizing import Net, Twins, batches, close, eager_step, fast, net, same_states
 
@@ -178,6 +180,123 @@ def test_what_the_code_reads_may_change_between_steps(kind: str) -> None:
         torch.manual_seed(number)
         close(loss, theirs.step(x, y))
     same_states(mine.model.state_dict(), theirs.model.state_dict())
+
+
+class Slotted:
+    __slots__ = ("rate", "unread")
+
+    def __init__(self) -> None:
+        self.rate, self.unread = 1.0, 0
+
+
+class Inner(nn.Module):
+    """Reads values from everywhere in `forward`."""
+
+    shift = 0.0
+    turns = 1
+
+    def __init__(self, config: types.ModuleType) -> None:
+        super().__init__()
+        self.conv, self.drop, self.own = nn.Conv2d(1, 1, 3, bias=False), nn.Dropout(0), _OwnPool(2)
+        self.slotted, self.config, self.shared = Slotted(), config, Shared()
+        self.pairs = [(1.0, 0.0), (2.0, 0.0)]
+        self.nested = {"weights": [[1.0]]}
+        self.extra: dict[str, float] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (
+            self.own(self.drop(self.conv(x))) * self.config.SCALE * self.slotted.rate
+            + self.shift
+            + Shared.bias
+            + self.shared.start
+        )
+        y = y * self.pairs[0][0] * self.nested["weights"][0][0] * FACTOR
+        for value in self.extra.values():
+            y = y + value
+        return y
+
+
+class Shared:
+    bias, start = 0.0, 0.0
+    unread = 0
+
+
+FACTOR = 1.0
+
+
+class _OwnPool(nn.MaxPool2d):
+    """A layer that inherits torch's `forward`."""
+
+
+def inner() -> Inner:
+    torch.manual_seed(0)
+    config = types.ModuleType("config_of_a_user")
+    config.SCALE, config.UNREAD = 1.0, 0
+    return Inner(config)
+
+
+READ: dict[str, Callable[[Inner, pytest.MonkeyPatch], Any]] = {
+    "an attribute of a Python module": lambda m, _: setattr(m.config, "SCALE", 2.0),
+    "a class's attribute": lambda _, patch: patch.setattr(Inner, "shift", 1.0),
+    "another class's attribute": lambda _, patch: patch.setattr(Shared, "bias", 1.0),
+    "an attribute that hides the class's": lambda m, _: setattr(m, "shift", 1.0),
+    "the first attribute of an object": lambda m, _: setattr(m.shared, "start", 1.0),
+    "a slot": lambda m, _: setattr(m.slotted, "rate", 2.0),
+    "a tuple in a list": lambda m, _: m.pairs.__setitem__(0, (3.0, 0.0)),
+    "a list in a list in a dict": lambda m, _: m.nested["weights"][0].__setitem__(0, 3.0),
+    "a new key": lambda m, _: m.extra.update(new=1.0),
+    "a method's global": lambda _, patch: patch.setitem(globals(), "FACTOR", 2.0),
+    "an integer rate of dropout": lambda m, _: setattr(m.drop, "p", 0.5),
+    "a tuple of a layer": lambda m, _: setattr(m.conv, "stride", (2, 2)),
+    "an integer of a layer's own subclass": lambda m, _: setattr(m.own, "stride", 1),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_a_module_reads_is_captured_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = inner(), torch.randn(2, 1, 9, 9, generator=torch.Generator().manual_seed(3))
+    reads = Reads((model,), model.modules())
+    assert reads.changed() is None
+    before = _forward(model, x)
+    READ[kind](model, monkeypatch)
+    assert reads.changed() is not None
+    after = _forward(model, x)
+    assert before.shape != after.shape or not torch.equal(before, after)
+
+
+def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return model(x)
+
+
+def test_a_changed_attribute_of_a_python_module_has_its_effect() -> None:
+    """The whole way, from the change to the results of the next call."""
+    model, x = inner().eval(), torch.randn(2, 1, 9, 9)
+    step = fast(model, x)
+    assert isinstance(step, OptimizedStep)
+    made = captures(step)
+    for scale in (1.0, 3.0):
+        model.config.SCALE = scale
+        close(step(x), model(x))
+    assert made == [1]
+
+
+def test_what_a_module_does_not_read_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = inner()
+    reads = Reads((model,), model.modules())
+    model.config.UNREAD = model.slotted.unread = model.turns = 7
+    monkeypatch.setattr(Shared, "unread", 7)
+    model.pairs[1] = (2.0, 0.0)  # another tuple with the same values
+    assert reads.changed() is None
+
+
+def test_a_global_of_an_attributes_name_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "slotted", 1)
+    model = inner()
+    reads = Reads((model,), model.modules())
+    monkeypatch.setitem(globals(), "slotted", 2)
+    assert reads.changed() is None
 
 
 def test_what_the_code_does_not_read_changes_nothing() -> None:
