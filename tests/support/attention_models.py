@@ -29,7 +29,7 @@ class Attending(nn.Module):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         """Return what is added to the embedding."""
-        raise NotImplementedError
+        raise NotImplementedError("each kind attends in its own way")
 
     def mixed(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Attend with heads in their own dimension; returns them side by side again."""

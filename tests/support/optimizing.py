@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.executors import CpuExecutor
 from gpusim.gpu.optimize.front import optimize
 
@@ -113,3 +114,20 @@ def close(one: torch.Tensor | None, other: torch.Tensor | None) -> None:
     assert one is not None
     assert other is not None
     torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-4, atol=1e-5)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def captures(step: OptimizedStep) -> list[int]:
+    """Count the captures of a step from now on, in a list that grows."""
+    made: list[int] = []
+    make = step._make
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return make(*given)
+
+    step._make = counted
+    return made

@@ -1,0 +1,204 @@
+"""Gradients, arguments and settings around a captured step act as in eager, or are refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.steps import tf32
+from tests.support.optimizing import Twins, batches, captures, close, eager_step, fast, net, same_states, sgd
+
+Change = Callable[[Any], Any]
+
+
+# --- Gradients from elsewhere ---
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_old_gradient_of_a_frozen_parameter_is_cleared_as_by_eager(late: bool) -> None:
+    twins = Twins(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    data = batches(4)
+    twins.train(data[:1])
+    for model in (twins.model, twins.other):
+        model.left.requires_grad_(False)
+        if late:
+            model.left.zero_grad()
+    twins.train(data[1:3])
+    for model in (twins.model, twins.other):
+        if late:
+            model.left.weight.grad = torch.ones_like(model.left.weight)
+    twins.train(data[3:])
+    for one, other in zip(twins.model.parameters(), twins.other.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+    same_states(twins.model.state_dict(), twins.other.state_dict())
+
+
+def test_inference_leaves_gradients_where_they_are() -> None:
+    model = net()
+    gradient = model.left.weight.grad = torch.ones_like(model.left.weight)
+    step = fast(model.eval(), batches(1)[0][0])
+    assert isinstance(step, OptimizedStep)
+    step(batches(1)[0][0])
+    assert model.left.weight.grad is gradient
+
+
+def test_training_where_gradients_are_off_fails_as_eager_does() -> None:
+    twins = Twins(sgd)
+    before = copy.deepcopy(twins.model.state_dict())
+    with torch.no_grad(), pytest.raises(Exception, match="depends on no parameter"):
+        twins.fast(*batches(1)[0])
+    same_states({k: v for k, v in twins.model.state_dict().items() if "weight" in k},
+                {k: v for k, v in before.items() if "weight" in k})  # fmt: skip
+
+
+# --- Arguments and surroundings ---
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [(np.ones(3, np.float32), "ndarray"), (object(), "object"), (torch.ones(3).to_sparse(), "sparse_coo")],
+)
+def test_arguments_that_cannot_be_told_apart_are_not_captured(other: Any, named: str) -> None:
+    """Two arrays may be printed alike, and an object may hold anything."""
+    model = net().eval()
+
+    def step(x: torch.Tensor, _: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x)
+
+    x = batches(1)[0][0]
+    with pytest.warns(UserWarning, match=f"an argument is .*{named}"):
+        assert fast(step, (x, other)) is step
+    captured = fast(step, (x, 1))
+    with pytest.warns(UserWarning, match=f"an argument is .*{named}"):
+        close(captured(x, other), model(x))
+
+
+class Doubled(torch.Tensor):
+    """A tensor whose sums are doubled."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return result * 2 if function is torch.Tensor.sum else result
+
+
+def test_a_positional_tensor_of_another_type_runs_by_the_users_own_step() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).sum()
+
+    captured, x = fast(step, torch.ones(3)), torch.ones(3)
+    assert isinstance(captured, OptimizedStep)
+    with pytest.warns(UserWarning, match="an argument is a tensor of type Doubled") as warned:
+        results = [captured(x.as_subclass(Doubled)) for _ in range(2)]
+    assert [float(result) for result in results] == [6.0, 6.0]
+    assert len(warned) == 1
+    close(captured(x), torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())])
+def test_random_numbers_of_the_host_are_not_captured(draw: Callable[[], float]) -> None:
+    """A rare other path of the code would never be taken."""
+    model = net().eval()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x) if draw() > 1e-9 else x
+
+    with pytest.warns(UserWarning, match="draws random numbers on the host"):
+        assert fast(step, batches(1)[0][0]) is step
+
+
+def test_autocast_around_a_call_has_a_step_of_its_own_that_casts_weights_anew() -> None:
+    """Within one autocast eager keeps the cast weights, which a captured step would keep for ever."""
+    model = net().eval()
+    step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
+    for factor in (1.0, 5.0):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            model.head.weight.mul_(factor)
+            mine = step(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            wanted = model(x)
+        assert mine.dtype == wanted.dtype == torch.bfloat16
+        torch.testing.assert_close(mine, wanted, rtol=1e-2, atol=1e-2)
+    assert len(step._variants) == 2
+    with torch.no_grad():
+        close(step(x), model(x))
+
+
+def test_precision_of_products_that_changes_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net().eval()
+    step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
+    made = captures(step)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32)
+    close(step(x), model(x))
+    assert made == [1]
+
+
+def test_torchs_newer_settings_of_tf32_leave_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> bool:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", refuse)
+    model = net().eval()
+    with pytest.warns(UserWarning, match="TF32 is set by `fp32_precision`"):
+        assert fast(model, batches(1)[0][0]) is model
+    with pytest.raises(Exception, match="fp32_precision"):
+        tf32()
+
+
+def test_inference_mode_around_optimizing_and_calls() -> None:
+    model, x = net().eval(), batches(1)[0][0]
+    with torch.inference_mode():
+        step = fast(model, x)
+        inside = step(x)
+    assert isinstance(step, OptimizedStep)
+    close(step(x), inside)
+    close(step(x), model(x))
+
+
+def test_threads_may_call_one_step() -> None:
+    model = net().eval()
+    step = fast(model, batches(1)[0][0])
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for x, _ in batches(60, size=4 + seed % 2, seed=seed):
+            with torch.no_grad():
+                if not torch.allclose(step(x), model(x), atol=1e-5):
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(step._variants) == 2
+
+
+@pytest.mark.parametrize("doing", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_of_a_step_are_refused_with_a_line(doing: Callable[[Any], Any]) -> None:
+    """A copy would train the original's parameters."""
+    with pytest.raises(TypeError, match="copy the model or its state_dict"):
+        doing(fast(net().eval(), batches(1)[0][0]))
+
+
+def test_a_models_own_copy_is_untouched_by_the_step() -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    step = fast(eager_step(model, optimizer), batches(1)[0])
+    step(*batches(1)[0])
+    twin = copy.deepcopy(model)
+    before = copy.deepcopy(twin.state_dict())
+    step(*batches(2)[1])
+    same_states(twin.state_dict(), before)
