@@ -195,7 +195,7 @@ def test_the_command_starts_ranks_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A captured network that no test of single layers has: squeeze-and-excitation in a file of its own."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     (tmp_path / "model.py").write_text(GATED, encoding="utf-8")
     options = CaptureOptions(spec=f"{tmp_path / 'model.py'}:gated", mode="train", batch=2)
     file = tmp_path / "gated.json.gz"
@@ -211,7 +211,7 @@ def test_the_command_starts_ranks_itself(
 @pytest.mark.gpu
 def test_a_ranks_step_replays_as_a_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With its collectives, here of one rank, the step is recorded and timed."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     words = ["googlenet-train-b8", "--plan", "data", "--ranks", "1", "--steps", "3"]
     assert layerwise.main(words) == 0
     document = json.loads(capsys.readouterr().out)
@@ -230,7 +230,7 @@ def test_a_ranks_step_replays_as_a_graph(monkeypatch: pytest.MonkeyPatch, capsys
 def test_ranks_that_cannot_run_end_with_one_line(
     ranks: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     assert layerwise.main(["vgg16-infer-b1", "--plan", "data", "--ranks", ranks]) == 2
     [found] = capsys.readouterr().err.splitlines()
     assert found.startswith(line)
@@ -478,7 +478,7 @@ def test_a_layer_that_nothing_runs_is_named() -> None:
 
 def test_collectives_of_this_machine_become_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two CPUs with gloo: every collective at two sizes, in a topology that can be read again."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     base = default_topology(load_hardware("v100"))
     found = measure_collectives(2, base, "a test")
     assert [(curve.collective, curve.gpus, len(curve.points)) for curve in found.curves] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -20,6 +21,9 @@ from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.snapshot import snapshot_document, write_snapshot
 from gpusim.plan.allocator import MIB
 from tests.support.memory_steps import SIZE, chain_step, graph_of
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def alloc(size: object = 512, addr: object = 0) -> dict[str, object]:
@@ -88,6 +92,24 @@ def test_what_is_written_is_read_and_needs_no_class(tmp_path: Path) -> None:
     assert snapshot.reserved_bytes == snapshot.simulated.reserved_bytes
     assert not snapshot.before
     assert snapshot.events[0].bytes == SIZE
+
+
+@pytest.mark.parametrize(
+    ("name", "peak_bytes"), [("memory_snapshot_resnet18", 394_249_728), ("memory_snapshot_resnet18_stacks", 393_627_136)]
+)
+def test_snapshots_of_torch_are_read(name: str, peak_bytes: int, tmp_path: Path) -> None:
+    """Recorded by torch 2.11.0 on an H200, without and with Python stacks (of which file names are kept): the second
+    training step of torchvision's ResNet-18, 8 images, SGD with momentum. `peak_bytes` is torch's own
+    `max_memory_allocated()`; the simulated allocator places the blocks from before anew, so it rounds a few otherwise.
+    """
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(gzip.decompress((DATA / f"{name}.pickle.gz").read_bytes()))
+    snapshot = read_snapshot(path)
+    assert len(snapshot.events) == 536
+    assert len(snapshot.before) == 251
+    assert snapshot.requested_peak_bytes == 390_393_288
+    assert snapshot.peak_bytes == pytest.approx(peak_bytes, rel=0.01)
+    assert snapshot.reserved_bytes == 465_567_744
 
 
 def test_same_requests_give_the_same_segments(tmp_path: Path) -> None:
