@@ -15,10 +15,10 @@ from gpusim.gpu.layerwise.alone import rank_alone, share_of_state, time_shares
 from gpusim.gpu.layerwise.batch import Data
 from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
 from gpusim.layerwise.costs import Problem
+from gpusim.layerwise.explore import explore_problem
 from gpusim.layerwise.fixed_plans import FIXED_PLANS, Choice
 from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.roles import roles_of
-from gpusim.layerwise.search import search
 from gpusim.layerwise.shares import Share
 
 #: Kinds of ranks of a plan that are run, and rounds of search with newly measured shares.
@@ -78,13 +78,13 @@ class Planner:
         return self.ranks_of[choice]
 
     def choice(self, plan: str) -> Choice:
-        """A fixed plan, or that of the search, `layer`."""
+        """A fixed plan, or `layer`: that of least simulated time, as `gpusim parallel` has it."""
         self.measure(FIXED_PLANS["data"](self.graph, self.gpus))
         if plan in FIXED_PLANS:
             return FIXED_PLANS[plan](self.graph, self.gpus)
         self.measure(FIXED_PLANS["owt"](self.graph, self.gpus))
         for _ in range(SEARCHES):
-            choice = search(self.problem()).choice
+            choice = explore_problem(self.problem()).best.choice
             if choice in self.ranks_of:  # nothing new to learn: the next search would find the same
                 break
             self.measure(choice)
