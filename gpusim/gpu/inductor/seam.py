@@ -7,11 +7,12 @@ Inductor generates Python in lines before it plans memory. Each line is an objec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
+from torch import fx
 
 from gpusim.errors import CaptureError
 from gpusim.gpu.inductor import versions
@@ -95,7 +96,9 @@ def compile_graph(
         stack.enter_context(versions.no_early_compiling())
         stack.enter_context(versions.dtype_rules_made_once())
         try:
+            strides = _visible_strides(graph.module)
             _recursive_joint_graph_passes(graph.module)
+            _keep_strides(graph.module, strides)
             static = tuple(range(len(graph.inputs)))
             compile_fx_inner(graph.module, graph.fake_inputs, is_inference=not training, static_input_idxs=static)
         except Exception as cause:
@@ -108,6 +111,31 @@ def compile_graph(
             problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
             raise CaptureError(f"Inductor cannot compile this step ({problem}); use the front end 'aten'") from cause
     raise CaptureError("Inductor wrote no program for this step; use the front end 'aten'")
+
+
+def _visible_strides(module: fx.GraphModule) -> dict[int, tuple[int, ...]]:
+    """Return the strides of outputs that the user sees, by their place."""
+    (output,) = module.graph.find_nodes(op="output")
+    return {place: output.args[0][place].meta["val"].stride() for place in output.meta["user_visible_output_idxs"]}
+
+
+def _keep_strides(module: fx.GraphModule, strides: Mapping[int, tuple[int, ...]]) -> None:
+    """Copy outputs whose strides a pass has changed: a product padded for alignment ends with a slice of it.
+
+    Of a slice Inductor itself keeps the order of strides only.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    for place, stride in strides.items():
+        value = results[place].meta["val"]
+        if value.stride() == stride:
+            continue
+        with module.graph.inserting_before(output):
+            copied = module.graph.call_function(torch.ops.aten.clone.default, (results[place],))
+        copied.meta.update(results[place].meta, val=value.new_empty_strided(value.shape, stride))
+        results[place] = copied
+    output.args = (results,)
+    module.recompile()
 
 
 class _HasBeenReadError(Exception):

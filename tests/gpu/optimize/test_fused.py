@@ -153,6 +153,33 @@ def test_branches_of_convolutions_in_training() -> None:
     assert len(set(memory)) == len(memory)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_results_of_padded_products_keep_their_strides(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU Inductor pads products whose sides are no multiples of four numbers; the result is a slice, which is
+    copied for the user. Here Inductor is made to pad on the CPU, and every product.
+    """
+    from torch._inductor.fx_passes import pad_mm
+
+    padded: list[object] = []
+
+    def always(match: object, *_: object, **__: object) -> bool:
+        padded.append(match)
+        return True
+
+    monkeypatch.setattr(pad_mm, "can_pad", always)
+    monkeypatch.setattr(pad_mm, "should_pad", always)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 7))
+    x, y = torch.randn(5, 6), torch.randint(0, 7, (5,))
+    if training:
+        Trained(model, sgd, x, y, F.cross_entropy).train([(x, y), (-x, y)])
+    else:
+        step = by_inductor(model.eval(), x)
+        with torch.no_grad():
+            close(step(x), model(x))
+            assert step(x).stride() == model(x).stride()
+    assert padded
+
+
 def test_layers_with_adam_a_checkpoint_and_another_rate() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 5))
