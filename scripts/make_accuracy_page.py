@@ -32,9 +32,12 @@ SEARCHES = ("search_again", "search_inference", "search_training", "search_train
 SEARCHED = "the same, searched schedules"
 #: Published systems to compare the searched schedules with.
 PEERS = ("nimble", "opara", "torchsched", "ios")
-KINDS = "other kinds of networks, blind"
-#: The rules were changed with those in sight; these came after.
-KINDS_AGAIN, AGAIN = "other kinds of networks, blind to today's rules", "blind_kinds"
+#: Runs of other kinds by name, each blind to the rules that it found.
+OTHER_KINDS = {
+    "other kinds of networks, blind": "kinds",
+    "other kinds of networks, blind to today's rules": "blind_kinds",
+    "other kinds, blind to today's intervals": "blind_intervals",
+}
 HEAD = [
     "|schedules on several streams|number|median|95 % within|largest|bias|in the 90 % interval|",
     "|---|--:|--:|--:|--:|--:|--:|",
@@ -128,7 +131,7 @@ def groups() -> list[str]:
 
 def other_kinds() -> list[tuple[str, str]]:
     """Return name and recipe of each measured run of other kinds."""
-    runs = [(KINDS, "kinds"), (KINDS_AGAIN, AGAIN)]
+    runs = OTHER_KINDS.items()
     return [(name, recipe) for name, recipe in runs if any(RESULTS.glob(f"{recipe}_h200_[0-9]*[0-9].json"))]
 
 
@@ -156,7 +159,7 @@ def progress(recipe: str = "kinds") -> str:
     planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
     measured = len(by_step(left_out(recipe)))
     steps = f"All {planned} steps" if measured == planned else f"{measured} of the {planned} steps"
-    return f"{steps} of `validate/{recipe}.toml` are measured. Their predictions were committed before the measurement."
+    return f"{steps} of `validate/{recipe}.toml` are measured, predicted before."
 
 
 def order() -> list[str]:
