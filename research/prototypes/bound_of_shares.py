@@ -1,6 +1,6 @@
 """Least time of a plan of AlexNet on four GPUs, communication left out, from shares measured alone.
 
-    python research/prototypes/bound_of_shares.py research/data/shares_of_four_h200_20261126.json
+python research/prototypes/bound_of_shares.py research/data/shares_of_four_h200_20261126.json
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from gpusim.memplan.snapshot import snapshot_document, write_snapshot
 from gpusim.plan.allocator import MIB
 from tests.support.memory_steps import SIZE, chain_step, graph_of
 
-
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -95,7 +94,8 @@ def test_what_is_written_is_read_and_needs_no_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peak_bytes"), [("memory_snapshot_resnet18", 394_249_728), ("memory_snapshot_resnet18_stacks", 393_627_136)]
+    ("name", "peak_bytes"),
+    [("memory_snapshot_resnet18", 394_249_728), ("memory_snapshot_resnet18_stacks", 393_627_136)],
 )
 def test_snapshots_of_torch_are_read(name: str, peak_bytes: int, tmp_path: Path) -> None:
     """Recorded by torch 2.11.0 on an H200, without and with Python stacks (of which file names are kept): the second
