@@ -1,6 +1,6 @@
 """Share of its predicted saving that each step realises, and errors with other exponents of contention.
 
-    python research/prototypes/realised_saving.py validate/results/kinds_h200_20261123.json ...
+python research/prototypes/realised_saving.py validate/results/kinds_h200_20261123.json ...
 """
 
 from __future__ import annotations
