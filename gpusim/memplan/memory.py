@@ -56,7 +56,7 @@ def memory_of(storages: Storages, program: Program) -> MemoryUse:
     place = levels.index(most) if levels else 0
     return MemoryUse(
         initial_bytes=before.allocated_bytes,
-        peak=_peak(storages, program, most, place, _live(storages, program[: place + 1])),
+        peak=_peak(storages, program, most, place, live_after(storages, program[: place + 1])),
         reserved_bytes=before.reserved_bytes + reserved_bytes,
         allocated_bytes=tuple(levels),
         pinned_bytes=pinned_bytes(storages, (i.storage for i in program if i.kind == "out")),
@@ -136,7 +136,7 @@ def _levels(storages: Storages, program: Program) -> tuple[list[int], int]:
     return levels, sum(each.reserved_bytes for each in pools)
 
 
-def _live(storages: Storages, program: Program) -> set[int]:
+def live_after(storages: Storages, program: Program) -> set[int]:
     """Return the step's own storages that are live after the last of these instructions, or during it."""
     live: set[int] = set()
     for instruction in program:
