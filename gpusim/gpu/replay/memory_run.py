@@ -250,16 +250,24 @@ class ProgramRunner:
                 else:
                     runner.run_again(instruction.op, instruction.bring)
             elif instruction.kind == "out":
-                memory = runner.memory(storage)
-                self._out[storage] = lanes.out(self.buffers.of(storage, memory.numel()), memory)
+                self._copy_out(storage)
             elif instruction.kind == "free":
                 if storage in self._out:
                     lanes.wait(self._out.pop(storage))
                 runner.let_go(storage)
             elif instruction.kind == "back":
-                memory = runner.allocate(storage)
-                after = self._out.pop(storage, None)
-                self._back[storage] = lanes.back(memory, self.buffers.of(storage, memory.numel()), after)
+                self._copy_back(storage)
             else:
                 lanes.finish()
         lanes.finish()
+
+    # A copy has a function of its own: a local variable of `run` would keep the memory beyond its `free`.
+
+    def _copy_out(self, storage: int) -> None:
+        memory = self.runner.memory(storage)
+        self._out[storage] = self.lanes.out(self.buffers.of(storage, memory.numel()), memory)
+
+    def _copy_back(self, storage: int) -> None:
+        memory = self.runner.allocate(storage)
+        after = self._out.pop(storage, None)
+        self._back[storage] = self.lanes.back(memory, self.buffers.of(storage, memory.numel()), after)

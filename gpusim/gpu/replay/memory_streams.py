@@ -71,15 +71,28 @@ def run_on_streams(
         elif instruction.kind == "free":
             runner.let_go(storage)
         elif instruction.kind == "out":
-            memory = runner.memory(storage)
-            with lanes.on(queue):
-                buffers.of(storage, memory.numel()).copy_(memory, non_blocking=True)
+            _copy_out(storage, queue, runner, buffers, lanes)
         elif instruction.kind == "back":
-            with lanes.on(instruction.stream):
-                memory = runner.allocate(storage)
-            with lanes.on(queue):
-                memory.copy_(buffers.of(storage, memory.numel()), non_blocking=True)
+            _copy_back(storage, instruction.stream, queue, runner, buffers, lanes)
         if place in recorded:
             events[place] = lanes.record(queue)
     for place in waits.ends:
         lanes.wait(0, events[place])
+
+
+# A copy has a function of its own: a local variable of `run_on_streams` would keep the memory beyond its `free`.
+
+
+def _copy_out(storage: int, queue: int, runner: MemoryRunner, buffers: HostBuffers, lanes: StreamLanes) -> None:
+    memory = runner.memory(storage)
+    with lanes.on(queue):
+        buffers.of(storage, memory.numel()).copy_(memory, non_blocking=True)
+
+
+def _copy_back(
+    storage: int, owner: int, queue: int, runner: MemoryRunner, buffers: HostBuffers, lanes: StreamLanes
+) -> None:
+    with lanes.on(owner):
+        memory = runner.allocate(storage)
+    with lanes.on(queue):
+        memory.copy_(buffers.of(storage, memory.numel()), non_blocking=True)
