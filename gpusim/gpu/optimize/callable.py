@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,7 @@ MOST_VARIANTS: Final = 8
 MOST_SHORT, SHORT_CALLS = 3, 100
 
 
+_TRAINING: Final = attrgetter("training")
 _WHOSE: Final[dict[Frontend, str]] = {"aten": "ATen", "inductor": "Inductor"}
 
 
@@ -177,7 +179,7 @@ class OptimizedStep:
         """Return the tensors among the arguments, and the key of a captured step: all that it depends on except
         elements.
         """
-        modes = tuple([module.training for module in self._modules])
+        modes = tuple(map(_TRAINING, self._modules))
         tensors: Sequence[torch.Tensor] = args
         others: Any = len(args)
         if kwargs or not TENSORS.issuperset(map(type, args)):

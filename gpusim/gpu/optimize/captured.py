@@ -151,8 +151,10 @@ def capture_bound(
             given.append((owner, graph.live[name]))
     written = {recorded.tensors[t].storage for op in recorded.ops for t in op.writes}
     read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage not in written}
+    reads = Reads((*roots, *hooks.functions()), modules)
+    may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
-        absent=[p for p in parameters.values() if p.grad is None and id(p) not in left],
+        absent=[p for p in parameters.values() if may_use and p.grad is None and id(p) not in left],
         present=[p for p, gradient in given if id(gradient) in read],
         cleared=[p for p in parameters.values() if p.grad is not None and id(p) not in left],
     )
@@ -168,7 +170,7 @@ def capture_bound(
         gradients=gradients,
         given=given,
         presence=presence,
-        reads=Reads((*roots, *hooks.functions()), modules),
+        reads=reads,
         hooks=hooks,
         options=options,
         pristine={index: tensor.clone() for index, tensor in live.items()},

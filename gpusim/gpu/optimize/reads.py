@@ -21,6 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
+from gpusim.gpu.optimize.dict_versions import DictVersions
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -50,9 +51,10 @@ class Reads:
         while count != (count := len(self._names) + len(self._reached)):  # a method may read what leads to others
             for value, name, depth in list(self._reached.values()):
                 self._look_into(value, name, depth)
-        self._holders: list[dict[Any, Any]] = []
-        self._keys: list[Any] = []
-        self._shown: list[str] = []
+        self._of_modules = _Held()
+        """Attributes of torch modules: many, and rarely set."""
+        self._of_others = _Held()
+        """Other attributes, globals, and items of dicts."""
         self._of_classes: list[tuple[str, types.MappingProxyType[str, Any], str]] = []
         self._slots: list[tuple[str, Any, str]] = []
         self._dicts: list[tuple[str, dict[Any, Any]]] = []
@@ -60,18 +62,20 @@ class Reads:
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         for value, name, _ in self._reached.values():
             self._watch(value, name)
-        self._values = list(self._values_now())
+        self._of_modules.begin(counted=True)
+        self._of_others.begin(counted=False)  # a script's loop sets globals at every step
         self._others = list(self._others_now())
+        self.gradients = "grad" in self._names
+        """Whether the code may read gradients."""
         self._names.clear()
         self._methods_of.clear()
         self._reached.clear()
 
     def changed(self) -> str | None:
         """Return the name of a changed value, or None. Called at each step, so it loops in C where nothing changed."""
-        if not all(map(is_, self._values_now(), self._values)):
-            for name, now, before in zip(self._shown, self._values_now(), self._values, strict=True):
-                if not _same(now, before):
-                    return name
+        held = self._of_modules.changed() or self._of_others.changed()
+        if held is not None:
+            return held
         for (name, now), (_, before) in zip(self._others_now(), self._others, strict=True):
             if now is not before and not _same(now, before):
                 return name
@@ -84,9 +88,6 @@ class Reads:
             if not all(map(is_, items, former)) and not all(map(_same, items, former)):
                 return name
         return None
-
-    def _values_now(self) -> Iterator[Any]:
-        return map(dict.get, self._holders, self._keys, repeat(_MISSING))
 
     def _others_now(self) -> Iterator[tuple[str, Any]]:
         for name, attributes, key in self._of_classes:
@@ -175,7 +176,7 @@ class Reads:
     def _watch(self, value: Any, name: str) -> None:
         if isinstance(value, types.FunctionType):
             self._cells += [(key, cell, _contents(cell)) for key, cell in _cells(value)]
-            self._add(value.__globals__, self._globals(value), "")
+            self._of_others.add(value.__globals__, self._globals(value), "")
         elif isinstance(value, list):
             self._lists += [(name, value, list(value))] if len(value) <= MOST_VALUES else []
         elif isinstance(value, type):
@@ -184,11 +185,12 @@ class Reads:
         elif not isinstance(value, tuple | functools.partial | types.MethodType):
             held = self._attributes(value)
             shown = name or type(value).__name__
-            self._add(held, self._read_of(value, held), shown)
+            values = self._of_modules if isinstance(value, torch.nn.Module) else self._of_others
+            values.add(held, self._read_of(value, held), shown)
             if isinstance(value, dict):
                 self._dicts.append((shown, held))
             else:
-                self._add(held, self._hiding(value, held), shown)
+                values.add(held, self._hiding(value, held), shown)
             self._slots += [(_joined(shown, key), value, key) for key in self._slots_of(value)]
 
     def _hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
@@ -197,11 +199,43 @@ class Reads:
         plain = {key for base in users for key, of in vars(base).items() if isinstance(of, (*PLAIN, tuple))}
         return sorted(key for key in plain & self._names if key not in held)
 
-    def _add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
+
+class _Held:
+    """Values in dicts, under keys that code reads."""
+
+    def __init__(self) -> None:
+        self._holders: list[dict[Any, Any]] = []
+        self._keys: list[Any] = []
+        self._shown: list[str] = []
+        self._values: list[Any] = []
+        self._versions: DictVersions | None = None
+
+    def add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
+        """Watch these keys of a dict that is shown as `name`."""
         for key in keys:
             self._holders.append(holder)
             self._keys.append(key)
             self._shown.append(_joined(name, key))
+
+    def begin(self, counted: bool) -> None:
+        """Take the values of now; if `counted`, they are compared only after a change of one of the dicts."""
+        self._values = list(self._now())
+        self._versions = DictVersions(self._holders) if counted else None
+
+    def changed(self) -> str | None:
+        """Return the name of a changed value, or None."""
+        if self._versions is not None and self._versions.unchanged():
+            return None
+        if not all(map(is_, self._now(), self._values)):
+            for name, now, before in zip(self._shown, self._now(), self._values, strict=True):
+                if not _same(now, before):
+                    return name
+        if self._versions is not None:
+            self._versions.mark()
+        return None
+
+    def _now(self) -> Iterator[Any]:
+        return map(dict.get, self._holders, self._keys, repeat(_MISSING))
 
 
 def _same(one: Any, other: Any) -> bool:

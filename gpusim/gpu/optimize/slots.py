@@ -7,9 +7,9 @@ those are copied into the step's memory, which then replaces them in the user's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, Final
 
@@ -17,9 +17,11 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.dict_versions import DictVersions
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
 
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
+_GRAD: Final = attrgetter("grad")
 
 
 @dataclass(frozen=True)
@@ -127,20 +129,36 @@ class Places:
                     tensors[id(tensor)] = tensor
         self._values = [value for holder in self._holders for value in holder.values()]
         self._tensors = list(tensors.values())
-        self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+        self._lie_at = lying_at(self._tensors)
+        self._versions = DictVersions(self._holders)
         self._trainable = self._tensors if trains else []
         self._trained = [tensor.requires_grad for tensor in self._trainable]
 
     def hold(self) -> bool:
         """Whether all are still there, at the same addresses. Checked at each call, so it loops in C."""
-        if sum(map(len, self._holders)) != len(self._values):
-            return False
-        values = chain.from_iterable(map(dict.values, self._holders))
-        if not all(map(is_, values, self._values)):
-            return False
+        if not self._versions.unchanged():
+            if sum(map(len, self._holders)) != len(self._values):
+                return False
+            values = chain.from_iterable(map(dict.values, self._holders))
+            if not all(map(is_, values, self._values)):
+                return False
+            self._versions.mark()
         if list(map(_REQUIRES_GRAD, self._trainable)) != self._trained:
             return False
-        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
+        return self._lie_at()
+
+
+def lying_at(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """Return a function that says whether tensors still lie at the addresses of now.
+
+    torch's builds with CUDA have the loop in C++ (for `torch/_inductor/cudagraph_trees.py`).
+    """
+    kept, pointers = list(tensors), [tensor.data_ptr() for tensor in tensors]
+    equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    if equal is None:
+        return lambda: list(map(torch.Tensor.data_ptr, kept)) == pointers
+    places = list(range(len(kept)))
+    return lambda: bool(equal(kept, pointers, places))
 
 
 @dataclass(frozen=True)
@@ -156,7 +174,8 @@ class Presence:
 
     def holds(self) -> bool:
         """Whether the same parameters have gradients as at the capture."""
-        return not any(p.grad is not None for p in self.absent) and not any(p.grad is None for p in self.present)
+        absent = all(map(is_, map(_GRAD, self.absent), repeat(None)))
+        return absent and not any(map(is_, map(_GRAD, self.present), repeat(None)))
 
 
 class Gradients:
