@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from gpusim.bounds.energetic import Kernels, area_ns, contention_ns
 from gpusim.bounds.names import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END
+from gpusim.formats.hardware import GraphCosts
 from gpusim.notebook import html_table, short_repr
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.tasks import Task
 from gpusim.rules.dram import time_ns
 from gpusim.rules.launch import least_gap_ns, start_interval_ns
 from gpusim.units import format_ns
@@ -24,7 +28,7 @@ class Bounds:
     bandwidth_ns: int
     """DRAM traffic over bandwidth; without counters, of a lower limit on traffic."""
     front_end_ns: int
-    """Number of kernel starts over the rate of the front end."""
+    """Intervals between kernel starts of the front end."""
     contention_ns: int = 0
     """SM time with contention, between the chains before and after (`gpusim.bounds.energetic`)."""
 
@@ -69,9 +73,18 @@ def bounds(graph: OpGraph) -> Bounds:
         critical_path_ns=int(critical_path_ns(graph)),
         area_ns=int(area_ns(kernels)),
         bandwidth_ns=int(time_ns(hardware.memory, float(kernels.traffic_bytes.sum()))),
-        front_end_ns=int(start_interval_ns(hardware.graph, True) * max(0, len(kernels) - 1)),
+        front_end_ns=int(front_end_ns(graph.tasks, hardware.graph)),
         contention_ns=int(contention_ns(kernels)),
     )
+
+
+def front_end_ns(tasks: Iterable[Iterable[Task]], costs: GraphCosts) -> float:
+    """Return the least time from the first kernel start of the front end to the last, of the tasks of each op, in ns.
+
+    The longest interval may be the one after the last.
+    """
+    intervals_ns = [start_interval_ns(costs, True, task.idle_ns) for task in chain.from_iterable(tasks)]
+    return sum(intervals_ns) - max(intervals_ns, default=0.0)
 
 
 def critical_path_ns(graph: OpGraph) -> float:

@@ -193,7 +193,6 @@ class _Device:
         self.hardware = simulation.hardware
         by_block = simulation.hardware.contention.sharing_exponent > 0
         self.pool = SmPlacement(simulation.hardware) if by_block else SmPool(simulation.hardware)
-        self.start_interval_ns = launch.start_interval_ns(self.hardware.graph, simulation.plan.mode == "graph")
         self.front_end_free = 0.0
         self.waiting: list[tuple[float, int]] = []
         self.starts = 0
@@ -242,10 +241,12 @@ class _Device:
         held, by = (FRONT_END, self.last_started) if by_front_end else (GRID_SLOT, self.room_by)
         self.simulation.note_held(index, held, by)
         self.last_started = index
-        self.pool.start(index, self.simulation.plan.tasks[index])
+        task = self.simulation.plan.tasks[index]
+        self.pool.start(index, task)
         self.starts += 1
         self.started[index] = self.starts
-        self.front_end_free = self.env.now + self.start_interval_ns
+        in_graph = self.simulation.plan.mode == "graph"
+        self.front_end_free = self.env.now + launch.start_interval_ns(self.hardware.graph, in_graph, task.idle_ns)
         self._update()
         if self.waiting:
             self._serve(self.front_end_free)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusim.bounds import energetic as energy
-from gpusim.bounds.bounds import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END, Bounds, bounds
+from gpusim.bounds.bounds import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END, Bounds, bounds, front_end_ns
 from gpusim.bounds.energetic import Kernels, contention_ns, least_ns
 from gpusim.engine.fast import FastEngine
 from gpusim.formats.hardware import HardwareModel
@@ -58,6 +58,16 @@ def test_area_and_front_end_bounds_by_hand() -> None:
     steps = [op(f"a{i}", "x", dur_ns=1000, blocks=HALF) for i in range(4)] + [op("b", "x", dur_ns=0)]
     found = bounds(build_graph(make_trace(steps), make_hardware(front_end_ns=250)))
     assert (found.area_ns, found.front_end_ns, found.critical_path_ns) == (2000, 1000, 1000)
+
+
+def test_front_end_bound_counts_idle_blocks_except_where_their_kernel_may_be_the_last() -> None:
+    graph = build_graph(make_trace([op(f"a{i}", "x", dur_ns=1000) for i in range(4)]), make_hardware(front_end_ns=250))
+    for idle_ns, bound_ns in (((0, 0, 0, 0), 750), ((100, 0, 0, 0), 750), ((900, 400, 0, 0), 900)):
+        tasks = tuple(
+            (msgspec.structs.replace(of_op[0], idle_ns=float(ns)),)
+            for of_op, ns in zip(graph.tasks, idle_ns, strict=True)
+        )
+        assert int(front_end_ns(tasks, graph.hardware.graph)) == bound_ns
 
 
 def test_two_halves_side_by_side_take_as_long_as_elder_first_has_them() -> None:

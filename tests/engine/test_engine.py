@@ -128,6 +128,15 @@ def test_front_end_starts_kernels_at_a_finite_rate() -> None:
     assert timeline.makespan_ns == 1750
 
 
+def test_front_end_starts_no_kernel_before_the_idle_blocks_of_the_last_have_ended() -> None:
+    hardware = make_hardware(front_end_ns=250)
+    few, many = task(1000, part=0.1, queue=0, idle_ns=100), task(1000, part=0.1, queue=1, idle_ns=600)
+    assert run(plan(few, many, task(1000, part=0.1, queue=2)), hardware).start_ns == (0, 250, 850)
+    assert run(plan(many, few), hardware).start_ns == (0, 600)
+    after = task(10, part=0.1, queue=1)
+    assert spans(run(plan(many, after), hardware)) == [(0, 1000), (1000, 1010)], "as alone, in a chain"
+
+
 @pytest.mark.parametrize(("front_end_ns", "dur_ns"), [(233.61615821644043, 84.2817051774099), (250.0, 84.3)])
 def test_rounding_of_times_does_not_lose_a_kernel_that_waits_for_the_front_end(
     front_end_ns: float, dur_ns: float

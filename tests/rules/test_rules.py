@@ -175,7 +175,7 @@ GEMM = st.integers(0, 1)
 RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], ...]]] = [
     (launch.gap_ns, "graph", (st.booleans(), FEW, TIMES)),
     (launch.ready_delay_ns, "graph", (TIMES, TIMES, COUNTS, COUNTS)),
-    (launch.start_interval_ns, "graph", (st.booleans(),)),
+    (launch.start_interval_ns, "graph", (st.booleans(), TIMES)),
     (start_interference.lost_ns, "graph", (COUNTS,)),
     (queues.host_launch_ns, "stream", (TIMES, FEW)),
     (queues.launched_start_ns, "stream", (TIMES,)),

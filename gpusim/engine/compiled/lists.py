@@ -152,7 +152,6 @@ def schedule_one(
                 n_ready += 1
     now = front_end_free = 0.0
     branches, one = len(lanes) > 1, int64(1)
-    front_end_ns = start_interval_ns(hw.graph, True)
     grids = int64(hw.limits.resident_grids)
     delay_ns, ending = np.inf, int64(-1)  # until the next end
     while n_order < n_work or n_idle < len(lanes):
@@ -283,8 +282,9 @@ def schedule_one(
             now += elapsed_ns
             # `_start`
             lane = lanes[starting]
-            front_end_free = now + front_end_ns
-            pool.start(hw, running, n_running, lane.op, tasks[ops[lane.op].first_row + lane.kernel])
+            task = tasks[ops[lane.op].first_row + lane.kernel]
+            front_end_free = now + start_interval_ns(hw.graph, True, task.idle_ns)
+            pool.start(hw, running, n_running, lane.op, task)
             n_running += 1
             n_starts += 1
             lane.started = n_starts

@@ -108,7 +108,7 @@ def simulate(
     several devices or stream mode. The budget is `events` per task and per block.
     """
     hw, device, number = hardware[0], devices[0], int64(0)
-    grids, start_ns = int64(hw.limits.resident_grids), start_interval_ns(hw.graph, stream_launches is None)
+    grids = int64(hw.limits.resident_grids)
     one_device = more is None or len(devices) == 1
     work = int64(len(tasks) + 1)
     if blocks is not None:
@@ -207,7 +207,8 @@ def simulate(
                 node.started = device.starts
                 log[uint32(logged)] = index
                 logged += 1
-                device.front_end_free = now + start_ns
+                idle_ns = tasks[uint32(node.row)].idle_ns
+                device.front_end_free = now + start_interval_ns(hw.graph, stream_launches is None, idle_ns)
                 if running is not None:
                     pool.start(hw, running, device.first_running + device.running, index, tasks[uint32(node.row)])
                     device.running += 1
