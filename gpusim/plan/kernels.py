@@ -14,7 +14,8 @@ from gpusim.formats.hardware import HardwareModel, hardware_for_gpu
 from gpusim.formats.trace import Dtype, Kernel, Op, Trace
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import Arithmetic, arithmetic
-from gpusim.rules import other_gpus
+from gpusim.plan.working_blocks import working_blocks
+from gpusim.rules import idle_blocks, other_gpus
 from gpusim.rules.l2_cache import missed_bytes
 from gpusim.rules.launch import extra_ns
 from gpusim.rules.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
@@ -125,17 +126,25 @@ class _TaskMaker:
             if scaling is not None:
                 dur_ns = scaling.dur_ns(kernel, dram_bytes, work[number], more_bytes * kernel.dur_ns / total_ns)
                 kernel = fit_to(kernel, hardware)
+            blocks, working = prod(kernel.grid), working_blocks(kernel, op, self.trace.tensors)
+            if working < blocks:
+                kernel = msgspec.structs.replace(kernel, grid=(working, 1, 1))
             try:
                 fit = self.fits.of(kernel)
             except LimitError as cause:
                 where = f"$.ops[{index}]" if variant is None else f"$.ops[{index}].variants[{variant}]"
                 raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
+            idle_ns = 0.0
+            if working < blocks:
+                shape = (blocks, fit.resident, hardware.limits.sms)
+                idle_ns = min(dur_ns, self.scale * idle_blocks.time_ns(hardware.contention, *shape))
             tasks.append(
                 Task(
                     name=kernel.name,
                     kind=kernel.kind,
                     dur_ns=dur_ns,
                     extra_ns=fit.extra_ns,
+                    idle_ns=idle_ns,
                     demand=fit.demand,
                     dram_bytes=dram_bytes,
                     copy_bytes=kernel.bytes,

@@ -36,6 +36,7 @@ from gpusim.rules import (
     copies,
     dispatch,
     dram,
+    idle_blocks,
     launch,
     lost_time,
     oldest_first,
@@ -263,5 +264,8 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     assert launch.ready_delay_ns(graph, 310.0, 100.0, 2, 5) == 310 + 100 + 2 * 290
     assert [start_interference.lost_ns(graph, n) for n in (0, 2, 6)] == [0, 370, 555]
     assert np.isclose(contention.waves(make_hardware(sharing=0.5).contention, 132 * 2 + 132, 2, 132, 0), 1 + 0.5**0.5)
+    one_wave_and_a_quarter = idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132 * 4 + 132, 4, 132)
+    assert np.isclose(one_wave_and_a_quarter, idle_blocks.IDLE_BLOCK_NS * 4**0.5 * (1 + 0.25**0.5))
+    assert idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132, 1, 132) == idle_blocks.IDLE_BLOCK_NS
     assert dispatch.room(1024, 1000, 2048, 3, 512, 0, 0) == 2  # neither registers nor shared memory asked for
     assert dispatch.room(1024, 1000, 2048, 3, 256, 400, 2000) == 1
