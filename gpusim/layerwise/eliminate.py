@@ -7,7 +7,8 @@ enumerated, and eliminations are undone with the stored configurations.
 
 A graph that does not reduce is handled by eliminating layers with more neighbours, while tables fit (`MOST_ENTRIES`):
 bucket elimination (Dechter, "Bucket Elimination", AI 113, 1999), still exact. Beyond that the result is bounded: a
-lower bound from smaller tables (mini-buckets), and a choice improved layer by layer.
+lower bound from smaller tables (mini-buckets), and the best of some choices improved layer by layer, given ones among
+them.
 """
 
 from __future__ import annotations
@@ -56,15 +57,20 @@ class Eliminated:
     best: np.ndarray
 
 
-def solve(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], most_entries: int = MOST_ENTRIES) -> Solution:
-    """Return the best choice for costs of layers and of edges (i < j)."""
+def solve(
+    nodes: Sequence[Floats],
+    edges: Mapping[Pair, Floats],
+    most_entries: int = MOST_ENTRIES,
+    known: Sequence[Sequence[int]] = (),
+) -> Solution:
+    """Return the best choice for costs of layers and of edges (i < j); a bounded one is no worse than those `known`."""
     costs = [np.array(each, np.float64) for each in nodes]
     links: dict[int, dict[int, Floats]] = {index: {} for index in range(len(costs))}
     for (first, second), table in edges.items():
         _add_edge(links, first, second, np.asarray(table, np.float64))
     gone, kernel = _reduce(costs, links)
     if kernel > 2 and not _eliminate_many(costs, links, gone, most_entries):
-        return _bounded(nodes, edges, kernel)
+        return _bounded(nodes, edges, kernel, known)
     chosen = _enumerate(costs, links)
     for each in reversed(gone):
         chosen[each.node] = int(each.best[tuple(chosen[near] for near in each.neighbours)])
@@ -211,9 +217,11 @@ def _enumerate(costs: Sequence[Floats], links: Mapping[int, Mapping[int, Floats]
     return {first: best // total.shape[1], second: best % total.shape[1]}
 
 
-def _bounded(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], kernel: int) -> Solution:
-    """Improve a choice layer by layer from two starts, with a lower bound."""
-    starts = [tuple(int(costs.argmin()) for costs in nodes), _first_come(nodes, edges)]
+def _bounded(
+    nodes: Sequence[Floats], edges: Mapping[Pair, Floats], kernel: int, known: Sequence[Sequence[int]]
+) -> Solution:
+    """Improve choices layer by layer from two starts and those known, with a lower bound."""
+    starts = [tuple(int(costs.argmin()) for costs in nodes), _first_come(nodes, edges), *known]
     best = min((_improved(nodes, edges, start) for start in starts), key=lambda each: cost_of(nodes, edges, each))
     return Solution(best, cost_of(nodes, edges, best), lower_bound(nodes, edges), kernel)
 

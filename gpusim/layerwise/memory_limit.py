@@ -2,7 +2,8 @@
 
 Memory gets a price, and the exact search finds the best plan at each price (Lagrangian relaxation; Everett,
 "Generalized Lagrange multiplier method", 1963). If the best plan overall fits, it is exact. Else the result is the
-fastest fitting plan seen, with a lower bound on the time of every fitting plan from the relaxation.
+fastest fitting plan seen, known ones among them, with a lower bound on the time of every fitting plan from the
+relaxation.
 """
 
 from __future__ import annotations
@@ -22,17 +23,25 @@ _PRICES: Final = 40
 
 
 def solve_within(
-    nodes: Sequence[Floats], edges: Mapping[Pair, Floats], memory: Sequence[Floats], limit_bytes: int
+    nodes: Sequence[Floats],
+    edges: Mapping[Pair, Floats],
+    memory: Sequence[Floats],
+    limit_bytes: int,
+    known: Sequence[tuple[int, ...]] = (),
 ) -> Solution:
-    """Return the best choice within `limit_bytes` in total. Raises `OptionError` if none fits."""
-    best = solve(nodes, edges)
+    """Return the best choice within `limit_bytes` in total, no worse than those `known` that fit.
+
+    Raises `OptionError` if none fits.
+    """
+    best = solve(nodes, edges, known=known)
     if _bytes(memory, best.choice) <= limit_bytes:
         return best
     least = sum(float(each.min()) for each in memory)
     if least > limit_bytes:
         problem = f"no plan fits: each needs {format_bytes(least)} on one GPU at least"
-        raise OptionError(problem, argument="memory_limit", value=limit_bytes)
-    cheapest, bound = None, best.bound_ns
+        raise OptionError(problem, argument="memory_limit", value=format_bytes(limit_bytes))
+    fitting = [(cost_of(nodes, edges, choice), choice) for choice in known if _bytes(memory, choice) <= limit_bytes]
+    cheapest, bound = min(fitting, default=None), best.bound_ns
     low, high = 0.0, best.cost_ns / max(1.0, float(limit_bytes)) + 1e-9
     for _ in range(_PRICES):
         solution = _priced(nodes, edges, memory, high)

@@ -54,16 +54,21 @@ def additive_ns(problem: Problem, choices: Sequence[Choice]) -> list[float]:
 def search(problem: Problem, *, count: int = 1, memory_limit_bytes: int | None = None) -> Searched:
     """Return the best plan, or the `count` best ones, within a memory limit for each GPU.
 
-    Raises `OptionError` if no plan fits.
+    A plan that is not proved best costs no more than any fixed plan that fits. Raises `OptionError` if no plan fits.
     """
     options, all_of_them = worth_looking_at(problem)
     costs = tables(problem, options)
+    fixed = [
+        tuple(some.index(config) for some, config in zip(options, plan(problem.graph, problem.gpus), strict=True))
+        for plan in FIXED_PLANS.values()
+    ]
+    ranked = []
     if memory_limit_bytes is None:
-        solution = solve(costs.nodes, costs.edges)
-        ranked = k_best(costs.nodes, costs.edges, count) if count > 1 else []
+        solution = solve(costs.nodes, costs.edges, known=fixed)
+        if count > 1 and solution.kernel <= 2:
+            ranked = k_best(costs.nodes, costs.edges, count)
     else:
-        solution = solve_within(costs.nodes, costs.edges, layer_memories(problem, costs), memory_limit_bytes)
-        ranked = []
+        solution = solve_within(costs.nodes, costs.edges, layer_memories(problem, costs), memory_limit_bytes, fixed)
     following = [(each.cost_ns, chosen(costs, each.choice)) for each in ranked]
     best = chosen(costs, solution.choice)
     return Searched(

@@ -66,6 +66,19 @@ def test_what_does_not_fit_a_table_is_bounded_and_says_so() -> None:
     assert bounded > 20
 
 
+def test_a_bounded_choice_is_no_worse_than_a_known_one() -> None:
+    random = np.random.default_rng(17)
+    better = 0
+    for _ in range(100):
+        nodes, edges = random_problem(random, 6, density=0.9)
+        best = enumerate_all(nodes, edges)
+        without = solve(nodes, edges, most_entries=1)
+        found = solve(nodes, edges, most_entries=1, known=[best.choice])
+        assert found.cost_ns == pytest.approx(best.cost_ns)
+        better += found.cost_ns < without.cost_ns
+    assert better > 5
+
+
 def test_the_k_best_choices_are_those_of_enumeration() -> None:
     random = np.random.default_rng(5)
     checked = 0
@@ -112,6 +125,8 @@ def test_a_memory_limit_keeps_and_bounds_the_best_plan_that_fits() -> None:
         assert sum(m[k] for m, k in zip(memory, found.choice, strict=True)) <= limit
         assert found.bound_ns <= min(fitting) + 1e-6
         assert found.cost_ns >= min(fitting) - 1e-9
+        known = solve_within(nodes, edges, memory, limit, choices)  # type: ignore[arg-type]
+        assert known.cost_ns == pytest.approx(min(fitting))
         exact += found.exact
     assert exact > 20
     assert refused
