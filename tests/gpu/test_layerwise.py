@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpusim
@@ -33,6 +34,7 @@ from gpusim.gpu.calibrate.collectives import COLLECTIVES, measure_collectives
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
+from gpusim.gpu.layerwise import check
 from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
@@ -206,6 +208,32 @@ def test_the_command_starts_ranks_itself(
     assert len(document["steps_ns"]) == 3
     assert all(time_ns > 0 for time_ns in document["steps_ns"])
     assert document["graph_steps_ns"] == []
+
+
+def test_what_differs_in_single_precision_is_compared_in_double(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank, told that no single-precision gradient is near enough."""
+    (tmp_path / "model.py").write_text(GATED, encoding="utf-8")
+    options = CaptureOptions(spec=f"{tmp_path / 'model.py'}:gated", mode="train", batch=2)
+    file = tmp_path / "gated.json.gz"
+    write_trace(capture_estimated(options, load_hardware("h200"), lambda _: None), file)
+    monkeypatch.setattr(layerwise, "join", lambda: None)
+    monkeypatch.setitem(check.TOLERANCE, torch.float32, -1.0)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert layerwise.main([str(file), "--plan", "data"]) == 0
+    finally:
+        dist.destroy_process_group()
+    document = json.loads(capsys.readouterr().out)
+    assert (document["compared_in"], document["outputs_equal"]) == ("float64", True)
+    assert "in float32 gradients differ by" in document["notes"][-1]
+
+
+def test_a_negative_number_of_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        layerwise.main(["googlenet-train-b8", "--plan", "data", "--steps", "-1"])
+    assert "--steps -1: 0 or more" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -84,5 +84,5 @@ def compare_plan(
         if not difference <= worst:  # NaN is worse than any
             worst, whose = difference, name
     loss_difference = abs(float(loss - expected_loss)) / max(abs(float(expected_loss)), 1e-12)
-    equal = max(worst, loss_difference) <= TOLERANCE[dtype]
+    equal = worst <= TOLERANCE[dtype] and loss_difference <= TOLERANCE[dtype]  # false for NaN, which `max` may drop
     return Compared(float(loss), loss_difference, worst, whose, equal)
