@@ -120,6 +120,7 @@ class Topology(Document, frozen=True, kw_only=True):
 def read_topology(path: Path) -> Topology:
     """Read and check a topology. Raises `TopologyError` with file, place and reason."""
     topology = read_document(path, Topology, SCHEMA, TopologyError)
+    seen: dict[tuple[str, int], int] = {}
     for place, curve in enumerate(topology.curves):
         sizes = [size for size, _ in curve.points]
         if sizes != sorted(set(sizes)):
@@ -127,6 +128,10 @@ def read_topology(path: Path) -> Topology:
         if curve.gpus > topology.gpus_per_node:
             problem = f"{curve.gpus} GPUs, of nodes of {topology.gpus_per_node}"
             raise TopologyError(str(path), problem, place=f"$.curves[{place}].gpus")
+        earlier = seen.setdefault((curve.collective, curve.gpus), place)
+        if earlier != place:
+            problem = f"{curve.collective} of {curve.gpus} GPUs is $.curves[{earlier}], too"
+            raise TopologyError(str(path), problem, place=f"$.curves[{place}]")
     numbers = (
         ("collective_sms", topology.collective_sms, topology.collective_sms_source),
         ("dram_per_wire_byte", topology.dram_per_wire_byte, topology.dram_per_wire_byte_source),

@@ -114,7 +114,7 @@ def test_equal_questions_have_equal_answers(run: Run) -> None:
         (("--gpus", "2", "--plan", "gone.json"), "gone.json"),
         (("--gpus", "2", "--batch-norm", "global"), "unknown batch norm 'global'"),
         (("--gpus", "2", "--by", "luck"), "unknown objective 'luck'"),
-        (("--gpus", "2", "--memory", "1KiB"), "no plan fits"),
+        (("--gpus", "2", "--memory", "1KiB"), "--memory 1 KiB: no plan fits"),
         (("--gpus", "2", "--memory", "much"), "--memory much: a size such as 8GiB"),
     ],
 )

@@ -145,6 +145,10 @@ def test_too_many_gpus_and_missing_links_are_one_line_with_the_place(changes: di
             {"curves": [{"collective": "all_reduce", "gpus": 8, "points": [[1, 1]], "source": ""}]},
             "8 GPUs, of nodes of 4",
         ),
+        (
+            {"curves": [{"collective": "all_reduce", "gpus": 2, "points": [[1, 1]], "source": ""}] * 2},
+            r"\$.curves\[1\]: all_reduce of 2 GPUs is \$.curves\[0\], too",
+        ),
         ({"collective_sms": 24}, "has no source"),
         ({"sync": "gossip"}, r"\$.sync"),
         ({"schema": "gpusim-topology/9"}, "gpusim-topology/9"),
