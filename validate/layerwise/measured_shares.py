@@ -104,6 +104,11 @@ def data_on(graph: LayerGraph, device: torch.device) -> Data:
     return Data(torch.randn(edge.extents, device=device), targets)
 
 
+def splits_of(graph: LayerGraph, choice: Choice) -> dict[str, str]:
+    """The split of each layer in a plan."""
+    return {layer.name: str(config) for layer, config in zip(graph.layers, choice, strict=True)}
+
+
 def short_name(gpu: str) -> str:
     """A GPU's name in the name of a results file."""
     return gpu.removeprefix("NVIDIA ").lower().replace(" ", "_")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz
+from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz, splits_of
 
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import predicted_ns, rank_alone, time_rank
@@ -67,7 +67,7 @@ def case(name: str, batch: int, gpus: int, plan: str, kept: Shares, device: torc
         "measured_ns": measured,
         "ranks": [[round(p), m] for p, m in rows],
         "predicted_step_ns": round(simulated.step_ns),
-        "splits": {layer.name: str(config) for layer, config in zip(problem.graph.layers, choice, strict=True)},
+        "splits": splits_of(problem.graph, choice),
         "fitted": False,
         "date": today(),
         "commit": code_version(),

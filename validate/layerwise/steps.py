@@ -18,13 +18,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz
+from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz, splits_of
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import engine_by_name
@@ -126,6 +126,8 @@ class Predicted:
     step_ns: int
     basis: str
     """Source of the times of its sums."""
+    splits: dict[str, str]
+    """Split of each layer."""
 
 
 def predict(
@@ -140,10 +142,10 @@ def predict(
             choice = planner.choice(plan)
             planner.measure(choice)
             step_ns = simulate_plan(planner.problem(), choice).makespan.step_ns
-            steps[plan] = Predicted(choice, round(step_ns), sums)
+            steps[plan] = Predicted(choice, round(step_ns), sums, splits_of(planner.graph, choice))
         ddp = lower_ddp(planner.problem(), broadcast_buffers=False)  # `OneDevice` has none
-        step_ns = engine_by_name(DEFAULT_ENGINE).run(ddp.plan, ddp.hardware).makespan_ns
-        steps["ddp"] = Predicted(steps["data"].choice, round(step_ns), sums)
+        ddp_ns = engine_by_name(DEFAULT_ENGINE).run(ddp.plan, ddp.hardware).makespan_ns
+        steps["ddp"] = replace(steps["data"], step_ns=round(ddp_ns))
     result: dict[str, Predicted] = from_rank_0(steps, hosts)
     return result
 
@@ -200,6 +202,7 @@ def case(
         row |= {"communication_basis": step.basis, "predicted_ns": step.step_ns}
         row |= {"measured_ns": times.get(f"{plan}_graph", times[plan]), "eager_ns": times[plan]}
         row |= {"launch": "graph" if f"{plan}_graph" in times else "eager", "outputs_equal": equal[plan]}
+        row |= {"splits": step.splits}
         row |= {"baselines": {key: value for key, value in times.items() if key.startswith("ddp")}, "fitted": False}
         rows.append(row | {"date": today(), "commit": code_version(), "sm_clock_mhz": clock_mhz})
     return rows
