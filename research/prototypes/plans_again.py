@@ -1,8 +1,9 @@
-"""Steps of two GPUs predicted again by today's rules, from shares that were timed on that day.
+"""Steps of several GPUs predicted again by today's rules, from shares that were timed on that day.
 
     python research/prototypes/plans_again.py RESULTS.json SHARES.json
 
 Prints each row of the plans `data` and `owt`, and of DistributedDataParallel, in us: predicted then, today, measured.
+Steps with a share that SHARES.json lacks are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "validate" / "layerwise"))
 
@@ -23,7 +25,9 @@ from gpusim.layerwise.compute import MeasuredTimes, PassTimes, Roofline
 from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.ddp import lower_ddp
 from gpusim.layerwise.fixed_plans import FIXED_PLANS
+from gpusim.layerwise.layers import Layer
 from gpusim.layerwise.makespan import simulate_plan
+from gpusim.layerwise.shares import Share
 
 
 def main() -> None:
@@ -32,19 +36,34 @@ def main() -> None:
     known = {key: PassTimes(*times) for key, times in shares.items()}
     hardware, topology = load_hardware("h200"), load_topology("h200")
     rows = [case for case in results["cases"] if case["plan"] in FIXED_PLANS]
-    ddp_of = {(case["network"], case["batch"]): case for case in rows if case["policy"] == "ddp"}
-    for network, batch in dict.fromkeys((case["network"], case["batch"]) for case in rows):
-        graph = networks.NETWORKS[network](batch).for_gpus(2)
-        problem = Problem(graph, 2, topology, MeasuredTimes(known, {}, Roofline(hardware, optimizer=False)), hardware)
-        mine = [case for case in rows if (case["network"], case["batch"]) == (network, batch)]
-        for case in mine:
-            if case["policy"] != "ddp":
-                today_ns = simulate_plan(problem, FIXED_PLANS[case["plan"]](graph, 2)).makespan.step_ns
-                report(f"{network} {batch} {case['plan']}", case["predicted_ns"], today_ns, case["measured_ns"])
-        ddp = lower_ddp(problem, broadcast_buffers=False)
+    steps: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for case in rows:
+        steps.setdefault((case["network"], case["batch"], case["gpus"]), []).append(case)
+    times = MeasuredTimes(known, {}, Measured(hardware, optimizer=False))
+    for (network, batch, gpus), cases in steps.items():
+        name = f"{network} {batch}, {gpus} GPUs"
+        graph = networks.NETWORKS[network](batch).for_gpus(gpus)
+        problem = Problem(graph, gpus, topology, times, hardware)
+        try:
+            for case in cases:
+                if case["policy"] != "ddp":
+                    today_ns = simulate_plan(problem, FIXED_PLANS[case["plan"]](graph, gpus)).makespan.step_ns
+                    report(f"{name}, {case['plan']}", case["predicted_ns"], today_ns, case["measured_ns"])
+            ddp = lower_ddp(problem, broadcast_buffers=False)
+        except LookupError as error:
+            print(f"{name}: {error}")
+            continue
         today_ns = engine_by_name(DEFAULT_ENGINE).run(ddp.plan, ddp.hardware).makespan_ns
-        then = ddp_of.get((network, batch))  # earlier files have no row of it
-        report(f"{network} {batch} ddp", then and then["predicted_ns"], today_ns, mine[0]["baselines"]["ddp_graph"])
+        then = next((case["predicted_ns"] for case in cases if case["policy"] == "ddp"), None)  # earlier files: none
+        report(f"{name}, ddp", then, today_ns, cases[0]["baselines"]["ddp_graph"])
+
+
+class Measured(Roofline):
+    """No times but measured ones."""
+
+    def share_ns(self, index: int, layer: Layer, share: Share) -> PassTimes:
+        """Raise `LookupError`."""
+        raise LookupError(f"no measured share of {layer.name}")
 
 
 def report(name: str, then_ns: int | None, today_ns: float, measured_ns: int) -> None:
