@@ -190,14 +190,25 @@ def layer_groups(parallel: Parallel) -> list[list[LayerRow]]:
     return groups
 
 
+def _times(times_ns: list[float]) -> list[str]:
+    """Format times of plans: in one unit, or each in its own if in one the shortest would have too few digits.
+
+    On many GPUs model parallelism may take a thousand times as long as the others.
+    """
+    shortest = min((time_ns for time_ns in times_ns if time_ns > 0), default=0.0)
+    if max(times_ns) >= 1000 * shortest > 0:
+        return [format_ns(time_ns) for time_ns in times_ns]
+    return format_times_ns(times_ns)
+
+
 def _plans_table(parallel: Parallel) -> Table:
     table = Table()
     for name in ("plan", "step", "over data", "sum of costs", "computation", "transfers", "sums", "moved", "memory"):
         table.add_column(name, justify="left" if name == "plan" else "right")
     plans, data = parallel.plans, parallel.plan("data")
-    steps = format_times_ns([plan.step_ns for plan in plans])
+    steps = _times([plan.step_ns for plan in plans])
     columns = [
-        format_times_ns([getattr(plan, name) for plan in plans])
+        _times([getattr(plan, name) for plan in plans])
         for name in ("additive_ns", "compute_ns", "transfer_ns", "sync_ns")
     ]
     for number, plan in enumerate(plans):

@@ -12,6 +12,7 @@ import pytest
 import gpusim
 from gpusim.cli import main
 from gpusim.errors import OptionError, TopologyError, UnknownNameError
+from gpusim.report.parallel_table import _times
 
 Run = Callable[..., tuple[int, str, str]]
 TRACE = "vgg16-infer-b1"
@@ -54,6 +55,12 @@ def test_the_table_names_plan_basis_and_proof(run: Run) -> None:
     assert code == 0
     for words in ("on 2 GPUs", "over data parallelism", "measured curves", "(exact)", "The layer-wise plan", "owt"):
         assert words in out
+
+
+def test_a_slow_plan_leaves_the_digits_of_the_others() -> None:
+    assert _times([11.75e6, 14.5e6, 999e6]) == ["11.750 ms", "14.500 ms", "999.000 ms"]
+    assert _times([11.75e6, 14.5e6, 42.204e9]) == ["11.75 ms", "14.5 ms", "42.2 s"]
+    assert _times([0.0, 0.0]) == ["0 ns", "0 ns"]
 
 
 def test_a_written_plan_can_be_compared(run: Run, tmp_path: Path) -> None:
