@@ -15,7 +15,6 @@ import argparse
 import datetime
 import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz, 
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import engine_by_name
+from gpusim.formats.trace import Timing
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.batch import Data, make_data
@@ -37,6 +37,7 @@ from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_lay
 from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.recorded import WARM_UP, recorded
 from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.gpu.replay.timing import median_interval
 from gpusim.layerwise.communication import basis, members
 from gpusim.layerwise.ddp import lower_ddp
 from gpusim.layerwise.fixed_plans import Choice
@@ -81,9 +82,9 @@ class OneDevice(torch.nn.Module):
         return values[-1]
 
 
-def timed(contenders: dict[str, Callable[[], object]], device: torch.device) -> dict[str, int]:
-    """Median time of a step of each in ns, in turns, on the slowest rank."""
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
+def timed(contenders: dict[str, Callable[[], object]], device: torch.device) -> dict[str, Timing]:
+    """Time of a step of each, in turns: of median and interval, the largest of all ranks."""
+    samples: dict[str, list[int]] = {name: [] for name in contenders}
 
     def round_of(run: Callable[[], object], steps: int) -> float:
         dist.barrier()
@@ -99,10 +100,14 @@ def timed(contenders: dict[str, Callable[[], object]], device: torch.device) -> 
     steps = [max(2, min(MOST_STEPS, int(ROUND_MS * 1e6 / each_ns))) for each_ns in longest.tolist()]
     for _ in range(ROUNDS):
         for (name, run), count in zip(contenders.items(), steps, strict=True):
-            samples[name].append(round_of(run, count))
-    slowest = torch.tensor([statistics.median(times) for times in samples.values()], device=device, dtype=torch.float64)
+            samples[name].append(round(round_of(run, count)))
+    timings = [median_interval(times) for times in samples.values()]
+    slowest = torch.tensor([(each.median_ns, each.lo_ns, each.hi_ns) for each in timings], device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return dict(zip(samples, map(round, slowest.tolist()), strict=True))
+    return {
+        name: Timing(median_ns=median_ns, lo_ns=lo_ns, hi_ns=hi_ns, rounds=ROUNDS)
+        for name, (median_ns, lo_ns, hi_ns) in zip(samples, slowest.tolist(), strict=True)
+    }
 
 
 def quiet(device: torch.device) -> None:
@@ -200,10 +205,13 @@ def case(
         row = {"network": name, "mode": "train", "batch": batch, "dtype": "tf32", "policy": policy, "gpus": gpus}
         row |= {"plan": "data" if plan == "ddp" else plan, "communication": "measured"}
         row |= {"communication_basis": step.basis, "predicted_ns": step.step_ns}
-        row |= {"measured_ns": times.get(f"{plan}_graph", times[plan]), "eager_ns": times[plan]}
+        measured = times.get(f"{plan}_graph", times[plan])
+        row |= {"measured_ns": measured.median_ns, "interval_ns": [measured.lo_ns, measured.hi_ns]}
+        row |= {"eager_ns": times[plan].median_ns}
         row |= {"launch": "graph" if f"{plan}_graph" in times else "eager", "outputs_equal": equal[plan]}
         row |= {"splits": step.splits}
-        row |= {"baselines": {key: value for key, value in times.items() if key.startswith("ddp")}, "fitted": False}
+        ddp_ns = {key: each.median_ns for key, each in times.items() if key.startswith("ddp")}
+        row |= {"baselines": ddp_ns, "fitted": False}
         rows.append(row | {"date": today(), "commit": code_version(), "sm_clock_mhz": clock_mhz})
     return rows
 
