@@ -7,7 +7,7 @@ those are copied into the step's memory, which then replaces them in the user's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import attrgetter, is_
@@ -129,7 +129,7 @@ class Places:
                     tensors[id(tensor)] = tensor
         self._values = [value for holder in self._holders for value in holder.values()]
         self._tensors = list(tensors.values())
-        self._lie_at = lying_at(self._tensors)
+        self._pointers = [tensor.data_ptr() for tensor in self._tensors]
         self._versions = DictVersions(self._holders)
         self._trainable = self._tensors if trains else []
         self._trained = [tensor.requires_grad for tensor in self._trainable]
@@ -145,20 +145,7 @@ class Places:
             self._versions.mark()
         if list(map(_REQUIRES_GRAD, self._trainable)) != self._trained:
             return False
-        return self._lie_at()
-
-
-def lying_at(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """Return a function that says whether tensors still lie at the addresses of now.
-
-    torch's builds with CUDA have the loop in C++ (for `torch/_inductor/cudagraph_trees.py`).
-    """
-    kept, pointers = list(tensors), [tensor.data_ptr() for tensor in tensors]
-    equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-    if equal is None:
-        return lambda: list(map(torch.Tensor.data_ptr, kept)) == pointers
-    places = list(range(len(kept)))
-    return lambda: bool(equal(kept, pointers, places))
+        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
 
 
 @dataclass(frozen=True)
