@@ -21,7 +21,6 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
-from gpusim.gpu.optimize.dict_versions import DictVersions
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -35,6 +34,10 @@ _MISSING: Final = object()
 _ALL_OF_DICT: Final = frozenset(("items", "values"))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 _METHODS: Final = ("forward", "__call__")
+#: Names of torch's that set or ask whether gradients are recorded.
+_GRADIENT_MODES: Final = frozenset(
+    ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")
+)
 
 
 class Reads:
@@ -51,10 +54,9 @@ class Reads:
         while count != (count := len(self._names) + len(self._reached)):  # a method may read what leads to others
             for value, name, depth in list(self._reached.values()):
                 self._look_into(value, name, depth)
-        self._of_modules = _Held()
-        """Attributes of torch modules: many, and rarely set."""
-        self._of_others = _Held()
-        """Other attributes, globals, and items of dicts."""
+        self._holders: list[dict[Any, Any]] = []
+        self._keys: list[Any] = []
+        self._shown: list[str] = []
         self._of_classes: list[tuple[str, types.MappingProxyType[str, Any], str]] = []
         self._slots: list[tuple[str, Any, str]] = []
         self._dicts: list[tuple[str, dict[Any, Any]]] = []
@@ -62,20 +64,20 @@ class Reads:
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         for value, name, _ in self._reached.values():
             self._watch(value, name)
-        self._of_modules.begin(counted=True)
-        self._of_others.begin(counted=False)  # a script's loop sets globals at every step
+        self._values = list(self._values_now())
         self._others = list(self._others_now())
-        self.gradients = "grad" in self._names
-        """Whether the code may read gradients."""
+        self.gradients = any("grad" in name for name in self._names - _GRADIENT_MODES)
+        """Whether the code may read gradients: it names them, or a function of torch's for them."""
         self._names.clear()
         self._methods_of.clear()
         self._reached.clear()
 
     def changed(self) -> str | None:
         """Return the name of a changed value, or None. Called at each step, so it loops in C where nothing changed."""
-        held = self._of_modules.changed() or self._of_others.changed()
-        if held is not None:
-            return held
+        if not all(map(is_, self._values_now(), self._values)):
+            for name, now, before in zip(self._shown, self._values_now(), self._values, strict=True):
+                if not _same(now, before):
+                    return name
         for (name, now), (_, before) in zip(self._others_now(), self._others, strict=True):
             if now is not before and not _same(now, before):
                 return name
@@ -88,6 +90,9 @@ class Reads:
             if not all(map(is_, items, former)) and not all(map(_same, items, former)):
                 return name
         return None
+
+    def _values_now(self) -> Iterator[Any]:
+        return map(dict.get, self._holders, self._keys, repeat(_MISSING))
 
     def _others_now(self) -> Iterator[tuple[str, Any]]:
         for name, attributes, key in self._of_classes:
@@ -176,7 +181,7 @@ class Reads:
     def _watch(self, value: Any, name: str) -> None:
         if isinstance(value, types.FunctionType):
             self._cells += [(key, cell, _contents(cell)) for key, cell in _cells(value)]
-            self._of_others.add(value.__globals__, self._globals(value), "")
+            self._add(value.__globals__, self._globals(value), "")
         elif isinstance(value, list):
             self._lists += [(name, value, list(value))] if len(value) <= MOST_VALUES else []
         elif isinstance(value, type):
@@ -185,12 +190,11 @@ class Reads:
         elif not isinstance(value, tuple | functools.partial | types.MethodType):
             held = self._attributes(value)
             shown = name or type(value).__name__
-            values = self._of_modules if isinstance(value, torch.nn.Module) else self._of_others
-            values.add(held, self._read_of(value, held), shown)
+            self._add(held, self._read_of(value, held), shown)
             if isinstance(value, dict):
                 self._dicts.append((shown, held))
             else:
-                values.add(held, self._hiding(value, held), shown)
+                self._add(held, self._hiding(value, held), shown)
             self._slots += [(_joined(shown, key), value, key) for key in self._slots_of(value)]
 
     def _hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
@@ -199,43 +203,11 @@ class Reads:
         plain = {key for base in users for key, of in vars(base).items() if isinstance(of, (*PLAIN, tuple))}
         return sorted(key for key in plain & self._names if key not in held)
 
-
-class _Held:
-    """Values in dicts, under keys that code reads."""
-
-    def __init__(self) -> None:
-        self._holders: list[dict[Any, Any]] = []
-        self._keys: list[Any] = []
-        self._shown: list[str] = []
-        self._values: list[Any] = []
-        self._versions: DictVersions | None = None
-
-    def add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
-        """Watch these keys of a dict that is shown as `name`."""
+    def _add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
         for key in keys:
             self._holders.append(holder)
             self._keys.append(key)
             self._shown.append(_joined(name, key))
-
-    def begin(self, counted: bool) -> None:
-        """Take the values of now; if `counted`, they are compared only after a change of one of the dicts."""
-        self._values = list(self._now())
-        self._versions = DictVersions(self._holders) if counted else None
-
-    def changed(self) -> str | None:
-        """Return the name of a changed value, or None."""
-        if self._versions is not None and self._versions.unchanged():
-            return None
-        if not all(map(is_, self._now(), self._values)):
-            for name, now, before in zip(self._shown, self._now(), self._values, strict=True):
-                if not _same(now, before):
-                    return name
-        if self._versions is not None:
-            self._versions.mark()
-        return None
-
-    def _now(self) -> Iterator[Any]:
-        return map(dict.get, self._holders, self._keys, repeat(_MISSING))
 
 
 def _same(one: Any, other: Any) -> bool:

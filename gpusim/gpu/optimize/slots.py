@@ -17,7 +17,6 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.optimize.dict_versions import DictVersions
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
 
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
@@ -130,19 +129,16 @@ class Places:
         self._values = [value for holder in self._holders for value in holder.values()]
         self._tensors = list(tensors.values())
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
-        self._versions = DictVersions(self._holders)
         self._trainable = self._tensors if trains else []
         self._trained = [tensor.requires_grad for tensor in self._trainable]
 
     def hold(self) -> bool:
         """Whether all are still there, at the same addresses. Checked at each call, so it loops in C."""
-        if not self._versions.unchanged():
-            if sum(map(len, self._holders)) != len(self._values):
-                return False
-            values = chain.from_iterable(map(dict.values, self._holders))
-            if not all(map(is_, values, self._values)):
-                return False
-            self._versions.mark()
+        if sum(map(len, self._holders)) != len(self._values):
+            return False
+        values = chain.from_iterable(map(dict.values, self._holders))
+        if not all(map(is_, values, self._values)):
+            return False
         if list(map(_REQUIRES_GRAD, self._trainable)) != self._trained:
             return False
         return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
