@@ -38,7 +38,7 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
     steps, least, largest = len(measured), min(gains), max(gains)
     between = f"{least:.2f} to {largest:.2f} times as fast"
     assert all(case.frontend == "inductor" for case in measured)
-    assert f"on {steps} steps only: {between}, all with inductor's kernels" in prose("README.md")
+    assert f"on {steps} steps only: {between}, all with kernels of inductor" in prose("README.md")
     assert f"{steps} optimized steps against `torch.compile`: {between}" in prose("CHANGELOG.md")
 
 
