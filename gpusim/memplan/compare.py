@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpusim.arguments import file_path
 from gpusim.errors import PlanError
+from gpusim.memplan.batches import largest_batch
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.lower_bound import LowerBound
 from gpusim.memplan.pinned import within_pinned
@@ -28,8 +29,6 @@ KEEP_ALL, LEAST_TIME = "keep_all", "least_time"
 FRONT_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
 #: Peaks for which lower bounds are given, as shares of that of keeping all.
 BOUND_SHARES = tuple(share / 20 for share in range(5, 21))
-#: Categories that grow with the batch; the rest of a step's memory does not.
-_PER_SAMPLE = frozenset(("activation", "activation_gradient", "input", "workspace"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,20 +155,9 @@ class MemoryComparison:
         return tuple(front)
 
     def largest_batch(self, outcome: Outcome) -> int:
-        """Estimate the largest batch with which a plan of this kind fits the GPU or the budget; 0 where none does.
-
-        Parameters, their gradients and the optimizer's state are constant, everything else grows with the batch.
-        """
+        """Estimate the largest batch with which a plan of this kind fits the GPU or the budget; 0 where none does."""
         limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
-        fixed = sum(
-            size
-            for size, category, storage in zip(
-                self.storages.bytes, self.storages.category, range(len(self.storages)), strict=True
-            )
-            if category not in _PER_SAMPLE and storage in self.storages.initial | self.storages.results
-        )
-        growing = max(outcome.peak_bytes - fixed, 1)
-        return max(0, int((limit - fixed) * self.graph.trace.model.batch / growing))
+        return largest_batch(self.storages, outcome, limit)
 
     def peak_text(self, outcome: Outcome) -> str:
         """Describe the place of a peak: op, layer and phase."""
