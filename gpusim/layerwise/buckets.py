@@ -7,9 +7,15 @@ a plan, so ranks that compute different layers start the sums that they share in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from gpusim.layerwise.configs import Config
-from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.layers import Layer, LayerGraph
+from gpusim.units import MIB
+
+#: Most bytes of the last bucket, if there are others: nothing hides its sum. DistributedDataParallel's first bucket has
+#: as many, so that the sums begin early.
+LAST_BUCKET_BYTES: Final = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class Bucket:
     bytes: int
     """Bytes of the gradients on one GPU."""
     copied_bytes: int
-    """Bytes that are copied into one tensor for their sum, and back."""
+    """Bytes that are copied into one tensor for their sum."""
     full: bool
     """Whether it is summed after its last layer; else after the backward pass."""
 
@@ -29,22 +35,34 @@ class Bucket:
 def gradient_buckets(graph: LayerGraph, choice: tuple[Config, ...], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Return the buckets of a plan in the order of their sums: a bucket is full at `bucket_bytes` or more.
 
-    Gradients of a bucket are copied into one tensor, except those that would fill one by themselves (`is_alone`).
+    It is full earlier if all gradients of its configuration that are still to come fit the last bucket. Gradients of a
+    bucket are copied into one tensor, except those that would fill one by themselves (`is_alone`).
     """
     done: list[Bucket] = []
     open_buckets: dict[Config, tuple[tuple[int, ...], int, int]] = {}
-    for index in reversed(range(len(graph))):
+    summed = [
+        index
+        for index in reversed(range(len(graph)))
+        if graph.layers[index].weight_elements and not choice[index].replicated and choice[index].replicas > 1
+    ]
+    to_come: dict[Config, int] = {}
+    for index in summed:
+        to_come[choice[index]] = to_come.get(choice[index], 0) + _own_bytes(graph.layers[index], choice[index])
+    for index in summed:
         layer, config = graph.layers[index], choice[index]
-        if not layer.weight_elements or config.replicated or config.replicas < 2:
-            continue
         layers, size, copied = open_buckets.get(config, ((), 0, 0))
-        own = -(-layer.weight_elements // config.c) * layer.element_bytes
+        own = _own_bytes(layer, config)
+        to_come[config] -= own
         layers, size, copied = (*layers, index), size + own, copied + (0 if is_alone(own, bucket_bytes) else own)
         open_buckets[config] = layers, size, copied
-        if size >= bucket_bytes:
+        if size >= bucket_bytes or size > LAST_BUCKET_BYTES >= to_come[config] > 0:
             del open_buckets[config]
             done.append(Bucket(config, layers, size, copied, full=True))
     return (*done, *(Bucket(config, *parts, full=False) for config, parts in open_buckets.items()))
+
+
+def _own_bytes(layer: Layer, config: Config) -> int:
+    return -(-layer.weight_elements // config.c) * layer.element_bytes
 
 
 def is_alone(gradient_bytes: int, bucket_bytes: int) -> bool:

@@ -2,8 +2,8 @@
 
 Each kind of GPU (`gpusim.layerwise.roles`) is a device with a stream of kernels. Transfers between layers run in a
 second stream. Gradients are summed in buckets during the backward pass in a third one, as in DistributedDataParallel:
-small ones are copied into a bucket and, after the backward pass, back. A collective is two tasks on each participating
-GPU, which start once all of them are ready:
+small ones are copied into a bucket. A collective is two tasks on each participating GPU, which start once all of them
+are ready:
 
 - on the GPU, a kernel that occupies some SMs and moves device memory;
 - on the GPU's link, a separate device: tasks without blocks share its bandwidth by the engines' rule for DRAM, so each
@@ -125,9 +125,6 @@ class Lowering:
                 self._sum(bucket, syncs)
         for number, role in enumerate(self.roles):
             self.waiting[number] += syncs[number]
-            back = sum(each.copied_bytes for each in buckets if role.gpu < each.config.parts)
-            if back:
-                self.launch(number, copy_kernel(back, self.hardware), "copy", -1)
             self._optimizer(number, role)
 
     def kernels(self, index: int, *, backward: bool) -> None:

@@ -336,8 +336,8 @@ class Rank:
         states = [self.states[index] for index in bucket.layers]
         if not states[0].active:
             return
-        held = (p.grad for state in states for named in state.parameters for p in named.values())
-        self._sums.begin([gradient for gradient in held if gradient is not None], states[0].weights)
+        held = (p for state in states for named in state.parameters for p in named.values())
+        self._sums.begin([parameter for parameter in held if parameter.grad is not None], states[0].weights)
         self._done("sums", bucket.layers[-1])
 
     def _finish_sums(self) -> None:

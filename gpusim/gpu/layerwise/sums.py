@@ -11,30 +11,30 @@ from gpusim.layerwise.buckets import is_alone
 
 
 class GradientSums:
-    """The sums of a step that have begun. Large gradients are summed in place, the others of a bucket in one tensor."""
+    """The sums of a step that have begun. Large gradients are summed in place, the others of a bucket in one tensor.
+
+    Those become views of that tensor, so that nothing is copied back.
+    """
 
     def __init__(self, transport: Transport, bucket_bytes: int) -> None:
         self._transport, self._bucket_bytes = transport, bucket_bytes
-        self._copied: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
 
-    def begin(self, gradients: Sequence[torch.Tensor], ranks: tuple[int, ...]) -> None:
-        """Begin to sum the gradients of a bucket over the ranks that hold the same weights."""
+    def begin(self, parameters: Sequence[torch.Tensor], ranks: tuple[int, ...]) -> None:
+        """Begin to sum the gradients of a bucket's parameters over the ranks that hold the same weights."""
         together: list[torch.Tensor] = []
-        for gradient in gradients:
-            if gradient.is_contiguous() and is_alone(gradient.nbytes, self._bucket_bytes):
-                self._transport.begin_sum(gradient, ranks)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            if parameter.grad.is_contiguous() and is_alone(parameter.grad.nbytes, self._bucket_bytes):
+                self._transport.begin_sum(parameter.grad, ranks)
             else:
-                together.append(gradient)
+                together.append(parameter)
         if together:
-            flat = torch.cat([gradient.flatten() for gradient in together])
+            flat = torch.cat([parameter.grad.flatten() for parameter in together if parameter.grad is not None])
             self._transport.begin_sum(flat, ranks)
-            self._copied.append((flat, together))
+            parts = flat.split([parameter.numel() for parameter in together])
+            for parameter, part in zip(together, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
 
     def finish(self) -> None:
-        """Wait for all sums and copy them back."""
+        """Wait for all sums."""
         self._transport.finish()
-        for flat, gradients in self._copied:
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            summed = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
-            torch._foreach_copy_(gradients, summed)
-        self._copied.clear()
