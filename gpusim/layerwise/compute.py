@@ -32,6 +32,16 @@ class PassTimes:
     forward_ns: float
     backward_ns: float
     error: float = 0.0
+    product_ns: float | None = None
+    """Part of the backward pass for the weights of the layer's product (`Layer.product`); None if not known."""
+
+    @property
+    def late_ns(self) -> float:
+        """Part of the backward pass that can wait, in a layer with a product.
+
+        If it is not known, half: the weights' gradient takes as much arithmetic as the input's.
+        """
+        return self.backward_ns / 2 if self.product_ns is None else min(self.product_ns, self.backward_ns)
 
     @property
     def total_ns(self) -> float:
@@ -120,6 +130,36 @@ class TraceTimes(ShortRepr):
         full, work = whole(captured), backward_work if backward else forward_work
         tasks = [task for op in (captured.backward if backward else captured.forward) for task in self.graph.tasks[op]]
         return self.scaled(tasks, work(captured, full), work(layer, share), _elements(share, full))
+
+    def backward_tasks(self, index: int, layer: Layer, share: Share) -> tuple[list[Task], list[Task]]:
+        """Return the kernels of a share's backward pass in two parts: the second, gradients of weights, can wait."""
+        captured = self.layers.layers[index]
+        full, late = whole(captured), self._late_ops[index]
+        before, after = backward_work(captured, full), backward_work(layer, share)
+        parts: tuple[list[Task], list[Task]] = [], []
+        for op in captured.backward:
+            tasks = self.scaled(self.graph.tasks[op], before, after, _elements(share, full))
+            parts[op in late].extend(tasks)
+        return parts
+
+    @cached_property
+    def _late_ops(self) -> tuple[frozenset[int], ...]:
+        """For each layer, ops of the backward pass whose results only the optimizer and each other read."""
+        trace = self.graph.trace
+        readers: dict[int, set[int]] = {}
+        for number, op in enumerate(trace.ops):
+            for tensor in op.reads:
+                readers.setdefault(trace.tensors[tensor].storage, set()).add(number)
+        found = []
+        for layer in self.layers.layers:
+            late: set[int] = set()
+            for number in reversed(layer.backward):
+                storages = {trace.tensors[tensor].storage for tensor in trace.ops[number].writes}
+                after = {each for storage in storages for each in readers.get(storage, ()) if each > number}
+                if all(each in late or trace.ops[each].phase == "optimizer" for each in after):
+                    late.add(number)
+            found.append(frozenset(late))
+        return tuple(found)
 
     def scaled(self, tasks: Sequence[Task], before: PassWork, after: PassWork, elements: float) -> list[Task]:
         """Scale the blocks, times and traffic of kernels to another amount of work; `elements` is the output's

@@ -24,7 +24,9 @@ from gpusim.formats.topology import Topology
 from gpusim.layerwise.communication import Floats, Members, all_to_all_ns, members, sync_bytes, sync_ns, time_ns
 from gpusim.layerwise.compute import Times
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
+from gpusim.layerwise.gathers import gathered_along, in_one_piece
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
+from gpusim.layerwise.made_up import copy_ns
 from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
 from gpusim.layerwise.shares import Share, busiest_share, weight_elements
 from gpusim.notebook import ShortRepr
@@ -215,11 +217,47 @@ def _edge_matrix(
         chosen = moved.gpus == of
         times = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
         result[chosen] = both * times
+    whole, user = (problem.graph.layers[index] for index in pair)
+    alike_parts = [column for column, config in enumerate(user_configs) if config.parts == gpus]
+    for row, config in enumerate(source_configs):
+        for column in alike_parts if config.parts == gpus else ():
+            gather = gather_of(problem, whole, config, user, number, user_configs[column])
+            if gather is not None:
+                result[row, column] = both * gather.copy_ns + gather.forward_ns + (both - 1) * gather.backward_ns
     everywhere = [config.replicated for config in source_configs]
     if any(everywhere):
-        whole = problem.graph.layers[pair[0]]
         result[everywhere] = [shared_gradient(problem, whole, REPLICATED, config)[0] for config in user_configs]
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Times in ns to gather a layer on all GPUs, to sum its gradient, and to rearrange it in either pass."""
+
+    forward_ns: float
+    backward_ns: float
+    copied_bytes: int
+    """0 if parts are next to each other in memory."""
+    copy_ns: float
+
+
+def gather_of(
+    problem: Problem, source: Layer, source_config: Config, user: Layer, number: int, user_config: Config
+) -> Gather | None:
+    """Return the gather that moves an input of `user`, if one does. On several nodes pieces are exchanged."""
+    if problem.gpus > problem.topology.gpus_per_node:
+        return None
+    place = gathered_along(source, source_config, user, number, user_config, problem.gpus)
+    if place is None:
+        return None
+    size, who = source.output_bytes, members(range(problem.gpus), problem.topology.gpus_per_node)
+    copied = 0 if in_one_piece(source, place) else size
+    return Gather(
+        time_ns(problem.topology, "all_gather", size, who),
+        time_ns(problem.topology, "reduce_scatter", size, who),
+        copied,
+        copy_ns(copied, problem.hardware) if copied else 0.0,
+    )
 
 
 def shared_gradient(problem: Problem, source: Layer, config: Config, user_config: Config) -> tuple[float, int]:

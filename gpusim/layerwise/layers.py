@@ -30,6 +30,8 @@ DIMS: Final[tuple[Dim, ...]] = ("n", "c", "h", "w")
 BATCH: Final = -1
 #: Kinds of layers whose channels have their own weights, which a split of channels splits.
 WITH_CHANNEL_WEIGHTS: Final = ("convolution", "linear")
+#: Kinds of operations that only lay out their input differently.
+VIEWS: Final = ("flatten", "features", "identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,16 @@ class Layer(ShortRepr):
     """Ops of the trace in its forward pass."""
     backward: tuple[int, ...] = ()
     """Ops of the trace in its backward pass."""
+
+    @property
+    def product(self) -> int | None:
+        """Index of the operation that begins a layer with a product with weights, whose gradients nothing before needs:
+        they can be computed after the input's. None if there is none.
+        """
+        place = next((number for number, op in enumerate(self.ops) if op.kind not in VIEWS), None)
+        if place is None or self.ops[place].kind not in WITH_CHANNEL_WEIGHTS or len(self.inputs) != 1:
+            return None
+        return place if self.input_gradient else None
 
     @property
     def weight_bytes(self) -> int:

@@ -1,9 +1,9 @@
 """A plan for several GPUs as tasks of the engines.
 
 Each kind of GPU (`gpusim.layerwise.roles`) is a device with a stream of kernels. Transfers between layers run in a
-second stream. Gradients are summed in buckets during the backward pass in a third one, as in DistributedDataParallel:
-small ones are copied into a bucket. A collective is two tasks on each participating GPU, which start once all of them
-are ready:
+second stream; while the gradient of a product's input is on its way, that of its weights is computed. Gradients are
+summed in buckets during the backward pass in a third stream, as in DistributedDataParallel: small ones are copied into
+a bucket. A collective is two tasks on each participating GPU, which start once all of them are ready:
 
 - on the GPU, a kernel that occupies some SMs and moves device memory;
 - on the GPU's link, a separate device: tasks without blocks share its bandwidth by the engines' rule for DRAM, so each
@@ -26,7 +26,14 @@ from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
 from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.configs import Config
-from gpusim.layerwise.costs import Problem, exchange_ns, shared_gradient, statistics_members, weight_members
+from gpusim.layerwise.costs import (
+    Problem,
+    exchange_ns,
+    gather_of,
+    shared_gradient,
+    statistics_members,
+    weight_members,
+)
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
 from gpusim.layerwise.made_up import collective_kernel, copy_kernel, is_matrix, made_up_kernel, sum_kernel
@@ -79,7 +86,9 @@ class Lowering:
         self.users = self.graph.consumers()
         gpus = [role.gpu for role in roles]
         self.shares = [shares_of(layer, config, gpus) for layer, config in self._pairs()]
-        self.exchanges: dict[tuple[int, int], tuple[float, float, int]] = {}
+        self.exchanges: dict[tuple[int, int], _Exchange] = {}
+        self.begun: dict[int, dict[int, list[int]]] = {}
+        """Layer -> the tasks of each role that return the gradient of its input, begun before that of its weights."""
         self.done_backward: list[list[int]] = [[-1] * len(roles) for _ in self.graph.layers]
 
     def _pairs(self) -> Iterable[tuple[Layer, Config]]:
@@ -130,13 +139,40 @@ class Lowering:
     def kernels(self, index: int, *, backward: bool) -> None:
         """Add one pass of one layer on each role."""
         layer = self.graph.layers[index]
+        late: list[list[Task]] = [[] for _ in self.roles]
         for number in range(len(self.roles)):
             share = self.shares[index][number]
             tasks = self._tasks(index, layer, share, backward)
+            if backward and self._is_late(index):
+                tasks, late[number] = self._in_two_parts(index, layer, share, tasks)
             for task in tasks:
                 self.launch(number, task, "backward" if backward else "forward", index)
+        if any(late):
+            waits = {number: [*self.waiting[number], self.last_kernel[number]] for number in range(len(self.roles))}
+            self.begun[index] = self._move(index, 0, "backward", waits)
+        for number, tasks in enumerate(late):
+            for task in tasks:
+                self.launch(number, task, "backward", index)
             if backward:
                 self.done_backward[index][number] = self.last_kernel[number]
+
+    def _is_late(self, index: int) -> bool:
+        """Whether the gradients of a layer's weights are computed while that of its input is on its way."""
+        layer, config = self.graph.layers[index], self.choice[index]
+        if layer.product is None or config.replicated or layer.inputs[0].source == BATCH:
+            return False
+        return not self.choice[layer.inputs[0].source].replicated and self._exchange_of(index, 0).backward_ns > 0
+
+    def _in_two_parts(self, index: int, layer: Layer, share: Share, tasks: list[Task]) -> tuple[list[Task], list[Task]]:
+        """Return the kernels of a backward pass before the exchange of the input's gradient, and those beside it."""
+        times = self.problem.times
+        if not tasks:
+            return [], []
+        if isinstance(times, TraceTimes):
+            return times.backward_tasks(index, layer, share)
+        whole = tasks[-1]
+        part = times.share_ns(index, layer, share).late_ns / whole.dur_ns
+        return [*tasks[:-1], *_shrunk(whole, 1 - part)], _shrunk(whole, part)
 
     def _tasks(self, index: int, layer: Layer, share: Share, backward: bool) -> list[Task]:
         if not all(share.output):
@@ -173,11 +209,36 @@ class Lowering:
             if purpose == "backward":
                 self._share_gradient(user, edge.source)
             return
-        dur_ns, wire_bytes, gpus = self._exchange_time(user, number)
-        if dur_ns <= 0:
+        if purpose == "backward" and user in self.begun:
+            for role, tasks in self.begun.pop(user).items():
+                self.waiting[role] += tasks
             return
-        takes_part = [n for n, role in enumerate(self.roles) if role.gpu < gpus]
-        self.collective(takes_part, dur_ns, wire_bytes, "transfer", user)
+        self._move(user, number, purpose)
+
+    def _move(
+        self,
+        user: int,
+        number: int,
+        purpose: Literal["forward", "backward"],
+        waits: dict[int, list[int]] | None = None,
+    ) -> dict[int, list[int]]:
+        """Add the collective of one input in one direction; rearrange what is gathered. `waits` as in `collective`."""
+        exchange = self._exchange_of(user, number)
+        dur_ns = exchange.backward_ns if purpose == "backward" else exchange.forward_ns
+        if dur_ns <= 0:
+            return {}
+        takes_part = [n for n, role in enumerate(self.roles) if role.gpu < exchange.gpus]
+        if exchange.copied_bytes and purpose == "backward":
+            self._rearrange(takes_part, exchange, user)
+            waits = waits and {role: [*tasks, self.last_kernel[role]] for role, tasks in waits.items()}
+        tasks = self.collective(takes_part, dur_ns, exchange.wire_bytes, "transfer", user, waits)
+        if exchange.copied_bytes and purpose == "forward":
+            self._rearrange(takes_part, exchange, user)
+        return tasks
+
+    def _rearrange(self, takes_part: Sequence[int], exchange: _Exchange, user: int) -> None:
+        for role in takes_part:
+            self.launch(role, copy_kernel(exchange.copied_bytes, self.hardware), "copy", user)
 
     def _share_gradient(self, user: int, source: int) -> None:
         """Sum the gradient of a layer that every GPU computes, with a part on each GPU."""
@@ -187,8 +248,8 @@ class Lowering:
             wire = size * wire_share("all_reduce", self.problem.gpus)
             self.collective(list(range(len(self.roles))), dur_ns, wire, "transfer", user)
 
-    def _exchange_time(self, user: int, number: int) -> tuple[float, float, int]:
-        """Return time, bytes on the busiest GPU's link, and GPUs of one input's redistribution in one direction."""
+    def _exchange_of(self, user: int, number: int) -> _Exchange:
+        """Return the redistribution of one input."""
         key = (user, number)
         if key not in self.exchanges:
             layer = self.graph.layers[user]
@@ -198,8 +259,14 @@ class Lowering:
             before = self.graph.layers[source]
             moved = transfers(before, configs[0], layer, number, configs[1], self.problem.gpus, per_node)
             size, gpus = layer.element_bytes, int(moved.gpus[0, 0])
-            dur_ns = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
-            self.exchanges[key] = float(dur_ns[0]), float(moved.busiest[0, 0]) * size, gpus
+            wire_bytes = float(moved.busiest[0, 0]) * size
+            gather = gather_of(self.problem, before, self.choice[source], layer, number, self.choice[user])
+            if gather is not None:
+                times_ns, copied = (gather.forward_ns, gather.backward_ns), gather.copied_bytes
+            else:
+                found = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
+                times_ns, copied = (float(found[0]), float(found[0])), 0
+            self.exchanges[key] = _Exchange(*times_ns, wire_bytes, gpus, copied)
         return self.exchanges[key]
 
     def _statistics(self, index: int) -> None:
@@ -282,7 +349,7 @@ class Lowering:
         if isinstance(times, TraceTimes) and total:
             for task in times.optimizer_tasks:
                 ratio = weights / total
-                self.launch(number, _shrunk(task, ratio), "optimizer", -1)
+                self.launch(number, _resized(task, ratio), "optimizer", -1)
             return
         dur_ns = times.optimizer_ns(weights)
         if dur_ns > 0:
@@ -291,7 +358,23 @@ class Lowering:
             )
 
 
-def _shrunk(task: Task, ratio: float) -> Task:
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One input's redistribution: its times, bytes on the busiest GPU's link, GPUs, and bytes rearranged by copies."""
+
+    forward_ns: float
+    backward_ns: float
+    wire_bytes: float
+    gpus: int
+    copied_bytes: int
+
+
+def _shrunk(task: Task, part: float) -> list[Task]:
+    """Return a part of a kernel; nothing of one that takes no time."""
+    return [_resized(task, part)] if part > 0 else []
+
+
+def _resized(task: Task, ratio: float) -> Task:
     if ratio >= 1.0:
         return task
     blocks = max(1, round(task.blocks * ratio)) if task.blocks else 0

@@ -51,6 +51,11 @@ def made_up_kernel(name: str, dur_ns: float, traffic: float, matrix: bool, hardw
     )
 
 
+def copy_ns(size_bytes: int, hardware: HardwareModel) -> float:
+    """Time in ns of a kernel that reads and writes this many bytes."""
+    return max(LATENCY_NS, 2 * size_bytes / hardware.memory.dram_bytes_per_ns)
+
+
 def copy_kernel(size_bytes: int, hardware: HardwareModel) -> Task:
     """Make a kernel that reads and writes this many bytes."""
     return _streaming("copy", 2 * size_bytes, hardware)

@@ -27,7 +27,7 @@ def main() -> None:
     for layer in network("alexnet", BATCH).for_gpus(GPUS).layers:
         kind = share_key(layer, Share((1, 1, 1, 1), 1)).split(" -> ")[0]
         shares = []
-        for key, (forward_ns, backward_ns) in times.items():
+        for key, (forward_ns, backward_ns, *_) in times.items():
             name, output = key.split(" -> ")
             extents = [int(each) for each in output.split(" of")[0].split("x")]
             if name == kind and prod(extents) * GPUS == prod(layer.output):

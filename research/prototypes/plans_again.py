@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "validate" / "layerwise"))
 
 import networks
+from measured_shares import pass_times
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import engine_by_name
@@ -33,7 +34,7 @@ from gpusim.layerwise.shares import Share
 def main() -> None:
     """Print the rows."""
     results, shares = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
-    known = {key: PassTimes(*times) for key, times in shares.items()}
+    known = {key: pass_times(*times) for key, times in shares.items()}
     hardware, topology = load_hardware("h200"), load_topology("h200")
     rows = [case for case in results["cases"] if case["plan"] in FIXED_PLANS]
     steps: dict[tuple[str, int, int], list[dict[str, Any]]] = {}

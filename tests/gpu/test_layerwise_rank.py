@@ -24,7 +24,7 @@ from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_lay
 from gpusim.gpu.layerwise.pieces import pieces
 from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.sharing import sharing
-from gpusim.gpu.layerwise.transport import Alone, Groups
+from gpusim.gpu.layerwise.transport import Alone, Finish, Groups, Tensors
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
@@ -202,6 +202,47 @@ def test_copies_of_gradients_take_time_in_the_simulation() -> None:
         assert copied == pytest.approx(2 * sum(small))
 
 
+class Exchanging(Alone):
+    """Notes when gradients of inputs are sent, when they are waited for, and which parameters have gradients then."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.log: list[tuple[str, int]] = []
+        self.of: Rank | None = None
+
+    def _noted(self, what: str) -> None:
+        assert self.of is not None
+        self.log.append((what, len(self.of.gradients())))
+
+    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+        self._noted("begin")
+        return lambda: self._noted("finish")
+
+    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
+        self._noted("begin" if sends or receives else "nothing")
+        return lambda: self._noted("finish" if sends or receives else "nothing")
+
+
+@pytest.mark.parametrize("wide", [Config(c=2), Config()], ids=["scatter", "pieces"])
+def test_gradients_of_weights_are_computed_while_that_of_the_input_is_on_its_way(wide: Config) -> None:
+    """A fully connected layer by channels, or on one rank, after one by samples: in the simulation, too."""
+    net = NetworkBuilder("two", 1)
+    net.loss(net.linear(net.linear((8, 1, 1), 8, relu=True, name="first"), 8, relu=True, name="second"))
+    graph = net.graph().for_gpus(2)
+    first, second, loss = graph.layers
+    assert (first.product, second.product, loss.product) == (None, 0, None), "the batch needs no gradient"
+    choice = (Config(n=2), wide, wide if wide.parts == 1 else Config(n=2))
+    transport = Exchanging(0)
+    transport.of = Rank(graph, choice, 2, transport, device=CPU)
+    transport.of.step(make_data(graph, 0, torch.float32, CPU))
+    assert transport.log[-2:] == [("begin", 0), ("finish", 2)], "weight and bias of the second layer"
+    hardware = load_hardware("h200")
+    lowered = lower_plan(Problem(graph, 2, load_topology("h200"), Roofline(hardware), hardware), choice)
+    purposes = [purpose for purpose, task in zip(lowered.purposes, lowered.plan.tasks, strict=True) if task.device == 0]
+    second_backward = purposes[: purposes.index("copy")][-4:]  # the gradient is copied into a bucket
+    assert second_backward == ["backward", "transfer", "backward", "backward"]
+
+
 class Written(TorchDispatchMode):
     """Counts operators, and the elements that they write."""
 
@@ -217,7 +258,7 @@ class Written(TorchDispatchMode):
 
 
 def test_a_data_parallel_rank_copies_no_activation_and_no_gradient_of_one() -> None:
-    """A residual block with a shortcut of stride 2. Only the batch and the gradients of weights are copied."""
+    """A residual block with a shortcut of stride 2. Only the gradients of weights are copied."""
     net = NetworkBuilder("residual", 1)
     before = net.convolution((3, 16, 16), 8, 3, padding=1)
     inner = net.convolution(before, 8, 3, stride=2, padding=1)
@@ -226,7 +267,7 @@ def test_a_data_parallel_rank_copies_no_activation_and_no_gradient_of_one() -> N
     rank = Rank(graph, data_parallel(graph, 2), 2, Alone(0), device=CPU)
     with Written() as written:
         rank.step(make_data(graph, 0, torch.float32, CPU))
-    assert written.elements["aten.copy_"] == 3 * 16 * 16
+    assert written.elements["aten.copy_"] == 0
     assert written.elements["aten.clone"] == 0
     assert written.elements["aten.cat"] == sum(parameter.numel() for parameter in rank.parameters)
 

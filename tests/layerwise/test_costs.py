@@ -16,6 +16,7 @@ from gpusim.layerwise.costs import Problem, layer_cost, layer_memory, plan_bytes
 from gpusim.layerwise.eliminate import cost_of
 from gpusim.layerwise.fixed_plans import FIXED_PLANS
 from gpusim.layerwise.layers import Layer, LayerGraph
+from gpusim.layerwise.made_up import copy_ns
 from gpusim.layerwise.search import additive_ns, search
 from gpusim.layerwise.shares import Share, busiest_share, shares_of, whole
 from tests.layerwise.test_topology import topology
@@ -67,6 +68,23 @@ def test_an_edge_costs_the_busiest_gpus_bytes_forward_and_back() -> None:
     configs[index - 1], configs[index] = (Config(n=2),), (Config(c=2),)
     found = tables(problem(graph, 2), configs).edges[index - 1, index]
     assert found[0, 0] == pytest.approx(2 * (100 + 32 * 4))
+
+
+def test_a_whole_layer_is_gathered_and_its_gradient_summed() -> None:
+    """All 4 GPUs need the whole of fc1, 8 x 32 x 4 bytes: an all-gather, and a reduce-scatter back, of 3 steps each.
+
+    Channels of several samples are rearranged after the one and before the other.
+    """
+    graph = chain(1)
+    index = next(i for i, layer in enumerate(graph.layers) if layer.name == "fc2")
+    configs: list[tuple[Config, ...]] = [(Config(),)] * len(graph)
+    configs[index - 1], configs[index] = (Config(n=4), Config(c=4), Config(n=2)), (Config(c=4), Config(c=2))
+    made = problem(graph, 4)
+    found = tables(made, configs).edges[index - 1, index]
+    wire_ns = 3 / 4 * 4 * 32 * 4
+    assert found[0, 0] == pytest.approx(2 * (3 * 100 + wire_ns))
+    assert found[1, 0] == pytest.approx(2 * (3 * 100 + wire_ns) + 2 * copy_ns(4 * 32 * 4, made.hardware))
+    assert found[0, 1] != found[0, 0] != found[2, 0], "pieces are exchanged: not all GPUs have or need a part"
 
 
 def test_local_statistics_are_shared_by_parts_of_one_image_only() -> None:

@@ -32,15 +32,20 @@ class Shares:
         self.file = file
         self.times: dict[str, PassTimes] = {}
         if file.exists():
-            self.times = {key: PassTimes(*values) for key, values in json.loads(file.read_text()).items()}
+            self.times = {key: pass_times(*values) for key, values in json.loads(file.read_text()).items()}
 
     def add(self, times: dict[str, PassTimes]) -> None:
         """Keep new ones."""
         self.times |= times
-        document = {key: [each.forward_ns, each.backward_ns] for key, each in self.times.items()}
+        document = {key: [each.forward_ns, each.backward_ns, each.product_ns] for key, each in self.times.items()}
         temporary = self.file.with_suffix(".part")
         temporary.write_text(json.dumps(document, indent=0))
         temporary.replace(self.file)
+
+
+def pass_times(forward_ns: float, backward_ns: float, product_ns: float | None = None) -> PassTimes:
+    """Times of a share as a file has them; older files lack the last."""
+    return PassTimes(forward_ns, backward_ns, product_ns=product_ns)
 
 
 class Planner:

@@ -244,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).resolve().parents[1] / "results")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="[default: %(default)s]")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="[default: %(default)s]")
     parser.add_argument("--topology", help="links: a bundled name or a file [default: that of the GPU]")
     parser.add_argument("--quick", action="store_true", help="a small network: a test of this script")
     options = parser.parse_args(arguments)
@@ -262,7 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     hosts = dist.new_group(backend="gloo", timeout=PLANNING)
     done = from_rank_0(done, hosts)
-    names, batches = QUICK if options.quick else (options.networks.split(","), BATCHES)
+    names, batches = options.networks.split(","), [int(batch) for batch in options.batches.split(",")]
+    names, batches = QUICK if options.quick else (names, batches)
     for name, batch in itertools.product(names, batches):
         if (name, batch, dist.get_world_size()) in done:
             continue

@@ -120,17 +120,17 @@ def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> Pass
         for tensor, source in zip(inputs, sources, strict=True):
             tensor.copy_(source)
 
-    def forward() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def forward(products: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
         leaves = [x.detach().requires_grad_(want) for x, want in zip(inputs, wants, strict=True)]
-        return rank.run_share(index, leaves, data.targets), leaves
+        return rank.run_share(index, leaves, data.targets, products), leaves
 
     touch()
     gradient.append(torch.randn_like(forward()[0].detach()))
     written = torch.empty_like(gradient[0])
 
-    def before_backward() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def before_backward(products: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
         touch()
-        output, leaves = forward()
+        output, leaves = forward(products)
         flush.zero_()
         written.copy_(gradient[0])
         return output, leaves
@@ -143,6 +143,12 @@ def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> Pass
         output, leaves = before_backward()
         rank.differentiate(index, output, written, leaves)
 
+    def without_weights() -> None:
+        rank.clear()
+        products: list[torch.Tensor] = []
+        output, leaves = before_backward(products)
+        rank.differentiate_inputs(index, output, written, leaves, products[0])
+
     def only_forward() -> None:
         touch()
         forward()
@@ -150,9 +156,13 @@ def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> Pass
     contenders: dict[str, Callable[[], None]] = {"touch": touch, "forward": only_forward}
     if rank.graph.training:
         contenders |= {"before": nothing_more, "both": both}
+        if state.layer.product is not None:
+            contenders["without_weights"] = without_weights
     times = _times(contenders, rank.device, SHARE_ROUNDS, SHARE_MS)
     backward = times["both"] - times["before"] if rank.graph.training else 0
-    return PassTimes(max(0.0, float(times["forward"] - times["touch"])), max(0.0, float(backward)))
+    product_ns = max(0.0, float(times["both"] - times["without_weights"])) if "without_weights" in times else None
+    forward_ns = max(0.0, float(times["forward"] - times["touch"]))
+    return PassTimes(forward_ns, max(0.0, float(backward)), product_ns=product_ns)
 
 
 def _times(

@@ -115,14 +115,19 @@ def run_layer(
     where: Surroundings,
     *,
     padded: tuple[bool, bool] = (False, False),
+    products: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Compute a layer's output; `padded` says whether inputs already have halo and padding in height and width.
+
+    `products` is given the result of the layer's `product`.
 
     Raises `OptionError` for an unsupported operation.
     """
     value: Any = inputs
-    for op, named in zip(layer.ops, parameters, strict=True):
+    for number, (op, named) in enumerate(zip(layer.ops, parameters, strict=True)):
         value = _run(layer, op, value, named, where, padded)
+        if products is not None and number == layer.product:
+            products.append(value)
     if isinstance(value, torch.Tensor):
         return value
     raise OptionError(f"layer '{layer.name}' has no operations to run: only its times are known")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpusim.layerwise.configs import Config, boxes, needed
+from gpusim.layerwise.gathers import gathered_along
 from gpusim.layerwise.layers import BATCH, Ints, Layer
 
 Box = tuple[slice, slice, slice, slice]
@@ -34,6 +35,13 @@ class EdgePieces:
     """Whether the buffer is the rank's own tensor."""
     padded: tuple[bool, bool]
     """Whether the buffer includes the padding in height and in width, so that the operation must not add it."""
+    gathered: int | None = None
+    """Dimension along which all ranks gather the whole input, each having an equal part; without sends and receives."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether own and received elements fill the buffer."""
+        return all(part.stop - part.start == size for part, size in zip(self.interior, self.shape, strict=True))
 
 
 def pieces(
@@ -53,6 +61,10 @@ def pieces(
     assert len(shape) == 4
     if source is None or user.inputs[number].source == BATCH:
         return EdgePieces(shape, None, (), (), interior, mine.within(np.zeros(4, np.int64)), False, padded)
+    along = gathered_along(source, source_config, user, number, user_config, gpus)
+    if along is not None:
+        box = mine.within(np.zeros(4, np.int64))
+        return EdgePieces(source.output, None, (), (), box, box, False, padded, along)
     own_low, own_high = boxes(source.output, source_config, devices)
     held = _Box(own_low[rank], own_high[rank])
     sends, receives = [], []

@@ -2,8 +2,8 @@
 
 Layers run one after the other, each with its own autograd graph. Their input buffers are filled with the rank's own and
 received pieces. The backward pass, in reverse order, returns the gradients of buffers to the sources of the pieces,
-which add them. Gradients of weights held by several ranks are summed in buckets during the backward pass. So all ranks
-post the same exchanges in the same order.
+which add them; meanwhile a rank computes the gradients of the layer's weights. Gradients of weights held by several
+ranks are summed in buckets during the backward pass. So all ranks post the same exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
 from gpusim.gpu.layerwise.batch import Data
+from gpusim.gpu.layerwise.buffers import begin_scatter, from_batch, gathered, put_together
+from gpusim.gpu.layerwise.gradients import gradients_of, keep
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.operations import (
     Parameter,
@@ -30,7 +32,7 @@ from gpusim.gpu.layerwise.operations import (
 from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
 from gpusim.gpu.layerwise.sharing import across_channels, sharing
 from gpusim.gpu.layerwise.sums import GradientSums
-from gpusim.gpu.layerwise.transport import Groups, Transport
+from gpusim.gpu.layerwise.transport import Finish, Groups, Transport
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
@@ -62,6 +64,8 @@ class _LayerState:
     mask: torch.Tensor | None = None
     buffers: list[torch.Tensor] = field(default_factory=list)
     output: torch.Tensor | None = None
+    products: list[torch.Tensor] = field(default_factory=list)
+    """The result of the layer's product, if the gradients of its weights are computed late."""
     gradient: torch.Tensor | None = None
     owns_gradient: bool = False
     """Whether nothing else holds the memory of `gradient`."""
@@ -71,6 +75,14 @@ class _LayerState:
     def active(self) -> bool:
         """Whether the rank has a part of the layer."""
         return all(h > low for low, h in zip(self.low, self.high, strict=True))
+
+    @property
+    def late(self) -> bool:
+        """Whether the gradients of its weights are computed while that of its input is on its way."""
+        if self.layer.product is None or self.config.replicated:
+            return False
+        (edge,) = self.edges
+        return edge.gathered is not None or bool(edge.sends or edge.receives)
 
 
 class Rank:
@@ -182,7 +194,8 @@ class Rank:
         state.output = state.gradient = None
         if not state.active:
             return
-        state.output = self.run_share(index, state.buffers, data.targets)
+        state.products = []
+        state.output = self.run_share(index, state.buffers, data.targets, state.products if state.late else None)
         if state.layer.kind == "loss":
             self.loss = self.loss + state.output.detach()
         self._done("forward", index)
@@ -191,8 +204,17 @@ class Rank:
         if self.mark is not None:
             self.mark(part, index)
 
-    def run_share(self, index: int, buffers: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-        """Run the layer's operations on filled buffers; exchanges nothing but statistics."""
+    def run_share(
+        self,
+        index: int,
+        buffers: Sequence[torch.Tensor],
+        targets: torch.Tensor,
+        products: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Run the layer's operations on filled buffers; exchanges nothing but statistics.
+
+        `products` is given what `differentiate_inputs` needs.
+        """
         state = self.states[index]
         samples = (state.low[0], state.high[0])
         shares = len(state.statistics) > 1 and state.layer.statistics > 0
@@ -207,7 +229,7 @@ class Rank:
             columns=(state.low[3], state.high[3]),
         )
         padded = state.edges[0].padded if state.edges else (False, False)
-        return run_layer(state.layer, buffers, state.parameters, where, padded=padded)
+        return run_layer(state.layer, buffers, state.parameters, where, padded=padded, products=products)
 
     def _reduce(self, state: _LayerState) -> Any:
         return lambda tensor: self.transport.all_reduce(tensor, state.statistics)
@@ -231,74 +253,108 @@ class Rank:
             assert held is not None
             return held.detach().requires_grad_(wants_gradient)
         padding = -inf if any(op.kind == "pool" and not op.options["average"] for op in state.layer.ops) else 0.0
-        buffer = torch.full(edge.shape, padding, device=self.device, dtype=self.dtype)
         if source == BATCH:
-            if state.active:
-                buffer[edge.interior] = data.inputs[edge.batch_box]
-            return buffer
-        outgoing = [(peer, held.detach()[box].contiguous()) for peer, box in edge.sends] if held is not None else []
-        incoming = [(peer, torch.empty_like(buffer[box]).contiguous()) for peer, box in edge.receives]
-        self.transport.exchange(outgoing, incoming)
-        if edge.own is not None:
-            assert held is not None
-            buffer[edge.own[1]] = held.detach()[edge.own[0]]
-        for (_, box), (_, piece) in zip(edge.receives, incoming, strict=True):
-            buffer[box] = piece
+            return from_batch(edge, data.inputs, padding)
+        part = None if held is None else held.detach()
+        if edge.gathered is not None:
+            assert part is not None
+            buffer = gathered(part, self.graph.layers[source], edge.gathered, self.gpus, self.transport)
+        else:
+            buffer = put_together(edge, part, self.loss, self.transport, padding)
         return buffer.requires_grad_(wants_gradient)
 
     def backward_layer(self, index: int) -> None:
         """Run a layer's backward pass and send the gradients of its inputs back."""
         state = self.states[index]
         state.input_gradients = [None] * len(state.edges)
+        of_weights: Callable[[], None] | None = None
         if state.output is not None and (state.layer.kind == "loss" or state.gradient is not None):
             gradient = torch.ones_like(state.output) if state.gradient is None else state.gradient
-            state.input_gradients = self.differentiate(index, state.output, gradient, state.buffers)
+            if state.products:
+                passed = state.output, gradient, state.buffers, state.products[0]
+                state.input_gradients, of_weights = self.differentiate_inputs(index, *passed)
+            else:
+                state.input_gradients = self.differentiate(index, state.output, gradient, state.buffers)
         self._done("backward", index)
-        for number in reversed(range(len(state.edges))):
-            self._give_back(state, number)
+        given = [self._give_back(state, number) for number in reversed(range(len(state.edges)))]
+        self._done("transfer", index)
+        if of_weights is not None:
+            of_weights()
+            self._done("backward", index)
+        for finish in given:
+            finish()
         state.gradient, state.owns_gradient = None, False
-        if self._kept is None:
-            state.buffers, state.output, state.input_gradients = [], None, []  # nothing later reads them
+        if self._kept is None:  # nothing later reads them
+            state.buffers, state.output, state.input_gradients, state.products = [], None, [], []
         self._done("transfer", index)
 
     def differentiate(
         self, index: int, output: torch.Tensor, gradient: torch.Tensor, buffers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
-        """Return the gradients of a layer's inputs, and keep those of its parameters.
-
-        `backward()` would copy a gradient that two inputs share, as those of a sum do.
-        """
+        """Return the gradients of a layer's inputs, and keep those of its parameters."""
         parameters = [p for named in self.states[index].parameters for p in named.values()]
-        leaves = [each for each in (*buffers, *parameters) if each.requires_grad]
-        if not leaves or not output.requires_grad:
-            return [None] * len(buffers)
-        results = torch.autograd.grad([output], leaves, [gradient], allow_unused=True)
-        of = {id(leaf): result for leaf, result in zip(leaves, results, strict=True)}
-        of_buffers = [of.get(id(buffer)) for buffer in buffers]
-        shared = {each.untyped_storage().data_ptr() for each in (gradient, *of_buffers) if each is not None}
-        for parameter in parameters:
-            result = of.get(id(parameter))
-            if result is None:
-                continue
-            place = result.untyped_storage().data_ptr()
-            parameter.grad = result.clone() if place in shared else result  # it is summed in place
-            shared.add(place)
+        of_buffers, of_parameters = gradients_of(output, gradient, buffers, parameters)
+        keep(parameters, of_parameters, [gradient, *of_buffers])
         return of_buffers
 
-    def _give_back(self, state: _LayerState, number: int) -> None:
-        """Collect the gradient of one buffer: the own part and those from other ranks."""
+    def differentiate_inputs(
+        self,
+        index: int,
+        output: torch.Tensor,
+        gradient: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
+        product: torch.Tensor,
+    ) -> tuple[list[torch.Tensor | None], Callable[[], None]]:
+        """Return the gradients of a layer's inputs, and a function for those of the weights of its product.
+
+        `product` is that of `run_share`; gradients of later parameters of the layer are kept at once.
+        """
+        state = self.states[index]
+        weights: list[torch.Tensor] = []
+        later: list[torch.Tensor] = []
+        for number, named in enumerate(state.parameters):
+            (weights if number == state.layer.product else later).extend(named.values())
+        if product is output:
+            of_buffers, of_later = gradients_of(output, gradient, buffers, later, keep_graph=True)
+            of_product: torch.Tensor | None = gradient
+        else:
+            of_buffers, (of_product, *of_later) = gradients_of(
+                output, gradient, buffers, [product, *later], keep_graph=True
+            )
+        shared = [gradient, of_product, *of_buffers]
+        keep(later, of_later, shared)
+
+        def of_weights() -> None:
+            assert of_product is not None
+            keep(weights, gradients_of(product, of_product, [], weights)[1], shared)
+
+        return of_buffers, of_weights
+
+    def _give_back(self, state: _LayerState, number: int) -> Finish:
+        """Begin to collect the gradient of one buffer: the own part and those from other ranks."""
         edge, source = state.edges[number], state.layer.inputs[number].source
         if source == BATCH:
-            return
+            return _nothing
         if self._kept is not None and not edge.is_own:
             self._stand_in(self.states[source])
-            return
+            return _nothing
         target, gradient = self.states[source], state.input_gradients[number]
         if edge.is_own:
             if gradient is not None:
-                target.owns_gradient = target.gradient is not None
-                target.gradient = gradient if target.gradient is None else target.gradient + gradient
-            return
+                _add(target, gradient)
+            return _nothing
+        if edge.gathered is not None:
+            assert target.output is not None
+            whole = self.loss.new_zeros(edge.shape) if gradient is None else gradient
+            part = torch.empty_like(target.output, memory_format=torch.contiguous_format)
+            arrived = begin_scatter(whole, target.layer, edge.gathered, part, self.gpus, self.transport)
+
+            def add_part() -> None:
+                arrived()
+                _add(target, part)
+                target.owns_gradient = True
+
+            return add_part
         if target.output is not None and not target.owns_gradient:
             target.gradient = torch.zeros_like(target.output) if target.gradient is None else target.gradient.clone()
             target.owns_gradient = True
@@ -311,7 +367,7 @@ class Rank:
                 outgoing = [(peer, gradient[box].contiguous()) for peer, box in edge.receives]
             if target.gradient is not None:
                 incoming = [(peer, torch.empty_like(target.gradient[box]).contiguous()) for peer, box in edge.sends]
-        self.transport.exchange(outgoing, incoming)
+        arrived = self.transport.begin_exchange(outgoing, incoming)
         if target.config.replicated and not state.config.replicated:  # every rank needs what all parts give
             assert target.gradient is not None
             total = torch.zeros_like(target.gradient)
@@ -322,9 +378,14 @@ class Rank:
         elif edge.own is not None and gradient is not None:
             assert target.gradient is not None
             target.gradient[edge.own[0]] += gradient[edge.own[1]]
-        for (_, box), (_, piece) in zip(edge.sends, incoming, strict=bool(incoming)):
-            assert target.gradient is not None
-            target.gradient[box] += piece
+
+        def finish() -> None:
+            arrived()
+            for (_, box), (_, piece) in zip(edge.sends, incoming, strict=bool(incoming)):
+                assert target.gradient is not None
+                target.gradient[box] += piece
+
+        return finish
 
     def _stand_in(self, target: _LayerState) -> None:
         """Use an arbitrary gradient in place of one from other ranks, for timing."""
@@ -377,6 +438,16 @@ class Rank:
         """Clear all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def _nothing() -> None:
+    """Nothing is on its way."""
+
+
+def _add(target: _LayerState, gradient: torch.Tensor) -> None:
+    """Add a gradient of a layer's whole output to those from its other users."""
+    target.owns_gradient = target.gradient is not None
+    target.gradient = gradient if target.gradient is None else target.gradient + gradient
 
 
 def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> Groups:

@@ -5,12 +5,17 @@ Ranks post the same exchanges in the same order (`gpusim.gpu.layerwise.rank`), s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+Tensors = Sequence[tuple[int, torch.Tensor]]
+"""Ranks, each with a contiguous tensor for it or from it."""
+Finish = Callable[[], None]
+"""Waits for what was begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,16 @@ class Transport(Protocol):
 
     rank: int
 
-    def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Send tensors and receive into others; all are contiguous."""
+    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
+        """Begin to send tensors and to receive into others."""
+        ...
+
+    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
+        """Gather equal parts of all ranks, in their order in memory; both are contiguous."""
+        ...
+
+    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+        """Begin to sum all ranks' tensors, of which each rank keeps a part; the opposite of `gather`."""
         ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
@@ -59,13 +72,19 @@ class Distributed:
         self._sums = _made(groups.weights)
         self._begun: list[Any] = []
 
-    def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
+    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
         """See `Transport`."""
         operations = [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sends]
         operations += [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in receives]
-        if operations:
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
+        return _finish(dist.batch_isend_irecv(operations) if operations else [])
+
+    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
+        """See `Transport`."""
+        dist.all_gather_into_tensor(parts.view(-1), part.view(-1))
+
+    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+        """See `Transport`."""
+        return _finish([dist.reduce_scatter_tensor(part.view(-1), parts.view(-1), async_op=True)])
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
@@ -84,6 +103,14 @@ class Distributed:
         self._begun.clear()
 
 
+def _finish(works: Sequence[Any]) -> Finish:
+    def finish() -> None:
+        for work in works:
+            work.wait()
+
+    return finish
+
+
 def _made(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
     return {ranks: dist.new_group(list(ranks)) for ranks in sorted(groups)}
 
@@ -94,8 +121,16 @@ class Alone:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def exchange(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
+    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
         """See `Transport`."""
+        return _finish([])
+
+    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
+        """See `Transport`."""
+
+    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+        """See `Transport`."""
+        return _finish([])
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""

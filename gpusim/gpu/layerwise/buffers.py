@@ -1,0 +1,63 @@
+"""Input buffers of a rank: cut out of the batch, gathered whole, or put together from own and received pieces."""
+
+from __future__ import annotations
+
+import torch
+
+from gpusim.gpu.layerwise.pieces import EdgePieces
+from gpusim.gpu.layerwise.transport import Finish, Transport
+from gpusim.layerwise.gathers import in_one_piece
+from gpusim.layerwise.layers import Layer
+
+
+def from_batch(edge: EdgePieces, inputs: torch.Tensor, padding: float) -> torch.Tensor:
+    """Return a rank's part of the batch, without a copy where it is in one piece."""
+    part = inputs[edge.batch_box]
+    if edge.is_full and part.is_contiguous():
+        return part
+    buffer = inputs.new_full(edge.shape, padding)
+    if part.numel():
+        buffer[edge.interior] = part
+    return buffer
+
+
+def put_together(
+    edge: EdgePieces, held: torch.Tensor | None, like: torch.Tensor, transport: Transport, padding: float
+) -> torch.Tensor:
+    """Return a buffer of the dtype and device of `like`, filled with own and received pieces, and padding."""
+    buffer = like.new_empty(edge.shape) if edge.is_full else like.new_full(edge.shape, padding)
+    outgoing = [] if held is None else [(peer, held[box].contiguous()) for peer, box in edge.sends]
+    places = [buffer[box] for _, box in edge.receives]
+    incoming = [
+        (peer, place if place.is_contiguous() else place.new_empty(place.shape))
+        for (peer, _), place in zip(edge.receives, places, strict=True)
+    ]
+    arrived = transport.begin_exchange(outgoing, incoming)
+    if edge.own is not None:
+        assert held is not None
+        buffer[edge.own[1]] = held[edge.own[0]]
+    arrived()
+    for place, (_, piece) in zip(places, incoming, strict=True):
+        if piece is not place:
+            place.copy_(piece)
+    return buffer
+
+
+def gathered(part: torch.Tensor, source: Layer, place: int, gpus: int, transport: Transport) -> torch.Tensor:
+    """Return the whole of a source of which each rank has a part along one dimension."""
+    if in_one_piece(source, place):
+        whole = part.new_empty(source.output)
+        transport.gather(whole, part.contiguous())
+        return whole
+    parts = part.new_empty((gpus, *part.shape))
+    transport.gather(parts, part.contiguous())
+    return parts.movedim(0, place).reshape(source.output)
+
+
+def begin_scatter(
+    gradient: torch.Tensor, source: Layer, place: int, part: torch.Tensor, gpus: int, transport: Transport
+) -> Finish:
+    """Begin to sum all ranks' gradients of a gathered source into `part`, that of the rank's own part."""
+    if not in_one_piece(source, place):
+        gradient = gradient.unflatten(place, (gpus, -1)).movedim(place, 0)
+    return transport.begin_scatter(part, gradient.contiguous())
