@@ -9,7 +9,6 @@ ranks are summed in buckets during the backward pass. So all ranks post the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
@@ -29,60 +28,19 @@ from gpusim.gpu.layerwise.operations import (
     parameters_of,
     run_layer,
 )
-from gpusim.gpu.layerwise.pieces import EdgePieces, pieces
+from gpusim.gpu.layerwise.pieces import pieces
 from gpusim.gpu.layerwise.sharing import across_channels, sharing
+from gpusim.gpu.layerwise.state import LayerState
 from gpusim.gpu.layerwise.sums import GradientSums
 from gpusim.gpu.layerwise.transport import Finish, Groups, Transport
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
-from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
+from gpusim.layerwise.layers import BATCH, LayerGraph
 
 Part = Literal["forward", "backward", "transfer", "sums"]
 """What a rank does for a layer."""
-
-
-@dataclass
-class _LayerState:
-    """The state of one layer on this rank."""
-
-    layer: Layer
-    config: Config
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    parameters: list[dict[str, torch.Tensor]]
-    edges: list[EdgePieces]
-    statistics: tuple[int, ...]
-    """Ranks that share statistics with this one, itself included."""
-    weights: tuple[int, ...]
-    """Ranks that hold the same weights, itself included."""
-    channels: tuple[int, ...]
-    """Ranks with the other channels of its part, itself included."""
-    whole: list[torch.Tensor] = field(default_factory=list)
-    """Parameters that are not split with the channels."""
-    mask: torch.Tensor | None = None
-    buffers: list[torch.Tensor] = field(default_factory=list)
-    output: torch.Tensor | None = None
-    products: list[torch.Tensor] = field(default_factory=list)
-    """The result of the layer's product, if the gradients of its weights are computed late."""
-    gradient: torch.Tensor | None = None
-    owns_gradient: bool = False
-    """Whether nothing else holds the memory of `gradient`."""
-    input_gradients: list[torch.Tensor | None] = field(default_factory=list)
-
-    @property
-    def active(self) -> bool:
-        """Whether the rank has a part of the layer."""
-        return all(h > low for low, h in zip(self.low, self.high, strict=True))
-
-    @property
-    def late(self) -> bool:
-        """Whether the gradients of its weights are computed while that of its input is on its way."""
-        if self.layer.product is None or self.config.replicated:
-            return False
-        (edge,) = self.edges
-        return edge.gathered is not None or bool(edge.sends or edge.receives)
 
 
 class Rank:
@@ -122,7 +80,7 @@ class Rank:
         """Called after each part of a step with the layer that it was for."""
         self.loss = torch.zeros((), device=device, dtype=dtype)
 
-    def _state(self, index: int, seed: int, same_dropout: bool) -> _LayerState:
+    def _state(self, index: int, seed: int, same_dropout: bool) -> LayerState:
         layer, config, rank = self.graph.layers[index], self.choice[index], self.transport.rank
         low, high = (ends[0] for ends in boxes(layer.output, config, np.array([rank])))
         edges = []
@@ -132,7 +90,7 @@ class Rank:
             edges.append(pieces(source, source_config, layer, number, config, self.gpus, rank))
         statistics, weights = sharing(layer, config, self.gpus, self.batch_norm, rank)
         channels = across_channels(config, self.gpus, rank)
-        state = _LayerState(layer, config, tuple(low), tuple(high), [], edges, statistics, weights, channels)
+        state = LayerState(layer, config, tuple(low), tuple(high), [], edges, statistics, weights, channels)
         if state.active:
             generator = torch.Generator().manual_seed(seed * 100_003 + index)
             first, last = int(low[1]), int(high[1])
@@ -231,7 +189,7 @@ class Rank:
         padded = state.edges[0].padded if state.edges else (False, False)
         return run_layer(state.layer, buffers, state.parameters, where, padded=padded, products=products)
 
-    def _reduce(self, state: _LayerState) -> Any:
+    def _reduce(self, state: LayerState) -> Any:
         return lambda tensor: self.transport.all_reduce(tensor, state.statistics)
 
     def _buffer(self, index: int, number: int, data: Data) -> torch.Tensor:
@@ -244,7 +202,7 @@ class Rank:
         wants_gradient = state.layer.inputs[number].source != BATCH and self.graph.training
         return self._kept[index, number].detach().requires_grad_(wants_gradient)
 
-    def _filled(self, state: _LayerState, number: int, data: Data) -> torch.Tensor:
+    def _filled(self, state: LayerState, number: int, data: Data) -> torch.Tensor:
         """Return the buffer of one input, filled with the rank's own part, received parts and padding."""
         edge, source = state.edges[number], state.layer.inputs[number].source
         wants_gradient = source != BATCH and self.graph.training
@@ -330,7 +288,7 @@ class Rank:
 
         return of_buffers, of_weights
 
-    def _give_back(self, state: _LayerState, number: int) -> Finish:
+    def _give_back(self, state: LayerState, number: int) -> Finish:
         """Begin to collect the gradient of one buffer: the own part and those from other ranks."""
         edge, source = state.edges[number], state.layer.inputs[number].source
         if source == BATCH:
@@ -341,7 +299,7 @@ class Rank:
         target, gradient = self.states[source], state.input_gradients[number]
         if edge.is_own:
             if gradient is not None:
-                _add(target, gradient)
+                target.add(gradient)
             return _nothing
         if edge.gathered is not None:
             assert target.output is not None
@@ -351,7 +309,7 @@ class Rank:
 
             def add_part() -> None:
                 arrived()
-                _add(target, part)
+                target.add(part)
                 target.owns_gradient = True
 
             return add_part
@@ -387,7 +345,7 @@ class Rank:
 
         return finish
 
-    def _stand_in(self, target: _LayerState) -> None:
+    def _stand_in(self, target: LayerState) -> None:
         """Use an arbitrary gradient in place of one from other ranks, for timing."""
         if target.output is not None and target.gradient is None:
             target.gradient = target.output.detach()
@@ -425,7 +383,7 @@ class Rank:
             if p.grad is not None
         }
 
-    def shares(self) -> dict[str, tuple[_LayerState, Parameter]]:
+    def shares(self) -> dict[str, tuple[LayerState, Parameter]]:
         """The state of its layer and the whole parameter of each of `gradients`, by the same names."""
         return {
             f"{state.layer.name}/{number}/{name}": (state, parameter)
@@ -442,12 +400,6 @@ class Rank:
 
 def _nothing() -> None:
     """Nothing is on its way."""
-
-
-def _add(target: _LayerState, gradient: torch.Tensor) -> None:
-    """Add a gradient of a layer's whole output to those from its other users."""
-    target.owns_gradient = target.gradient is not None
-    target.gradient = gradient if target.gradient is None else target.gradient + gradient
 
 
 def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> Groups:
