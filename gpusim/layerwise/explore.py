@@ -26,8 +26,10 @@ from gpusim.units import counted, format_bytes, format_ns
 
 Objective = Literal["simulated", "additive"]
 
-#: Plans of the search that are simulated, and most further plans that combine two of them.
-BEST_PLANS: Final = 4
+#: Plans of the search that are simulated: at least, at most, and layers of all of them together, which take the time.
+BEST_PLANS: Final = (4, 64)
+SIMULATED_LAYERS: Final = 1024
+#: Most further plans that combine two of them.
 MIXED_PLANS: Final = 12
 
 
@@ -185,7 +187,9 @@ def explore_problem(
     read = {name: reader(problem.graph) for name, reader in (given or {}).items()}
     fixed |= {name: plan.choice for name, plan in read.items()}
     report("search", 0.1)
-    searched = search(problem, count=BEST_PLANS, memory_limit_bytes=memory_limit_bytes)
+    least, most = BEST_PLANS
+    count = max(least, min(most, SIMULATED_LAYERS // max(1, len(problem.graph))))
+    searched = search(problem, count=count, memory_limit_bytes=memory_limit_bytes)
     known: dict[Choice, Makespan] = {}
 
     def simulated_ns(choice: Choice) -> float:
