@@ -313,9 +313,6 @@ class Rank:
                 target.owns_gradient = True
 
             return add_part
-        if target.output is not None and not target.owns_gradient:
-            target.gradient = torch.zeros_like(target.output) if target.gradient is None else target.gradient.clone()
-            target.owns_gradient = True
         if gradient is None and state.active:
             gradient = torch.zeros(edge.shape, device=self.device, dtype=self.dtype)
         outgoing: list[tuple[int, torch.Tensor]] = []
@@ -323,25 +320,27 @@ class Rank:
         if not state.config.replicated:  # of a replicated one each rank has the whole gradient, and takes its own part
             if gradient is not None:
                 outgoing = [(peer, gradient[box].contiguous()) for peer, box in edge.receives]
-            if target.gradient is not None:
-                incoming = [(peer, torch.empty_like(target.gradient[box]).contiguous()) for peer, box in edge.sends]
+            if target.output is not None:
+                shapes = [(peer, target.output[box].shape) for peer, box in edge.sends]
+                incoming = [(peer, self.loss.new_empty(shape)) for peer, shape in shapes]
         arrived = self.transport.begin_exchange(outgoing, incoming)
         if target.config.replicated and not state.config.replicated:  # every rank needs what all parts give
-            assert target.gradient is not None
-            total = torch.zeros_like(target.gradient)
+            assert target.output is not None
+            total = torch.zeros_like(target.output)
             if edge.own is not None and gradient is not None:
                 total[edge.own[0]] = gradient[edge.own[1]]
             self.transport.all_reduce(total, tuple(range(self.gpus)))
-            target.gradient += total
+            target.add(total)
+            target.owns_gradient = True
         elif edge.own is not None and gradient is not None:
-            assert target.gradient is not None
-            target.gradient[edge.own[0]] += gradient[edge.own[1]]
+            target.add_part(gradient[edge.own[1]], edge.own[0], owned=False)
 
         def finish() -> None:
             arrived()
             for (_, box), (_, piece) in zip(edge.sends, incoming, strict=bool(incoming)):
-                assert target.gradient is not None
-                target.gradient[box] += piece
+                target.add_part(piece, box, owned=True)
+            if target.output is not None and target.gradient is None:  # so that it is differentiated, as elsewhere
+                target.writable_gradient()
 
         return finish
 

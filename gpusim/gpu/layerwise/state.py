@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gpusim.gpu.layerwise.pieces import EdgePieces
+from gpusim.gpu.layerwise.pieces import Box, EdgePieces
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.layers import Layer
 
@@ -56,3 +56,19 @@ class LayerState:
         """Add a gradient of the whole output to those from its other users."""
         self.owns_gradient = self.gradient is not None
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def add_part(self, gradient: torch.Tensor, box: Box, *, owned: bool) -> None:
+        """Add the gradient of a box of the output; `owned` says that nothing else holds its memory."""
+        assert self.output is not None
+        if self.gradient is None and gradient.shape == self.output.shape:
+            self.gradient, self.owns_gradient = gradient, owned
+            return
+        self.writable_gradient()[box] += gradient
+
+    def writable_gradient(self) -> torch.Tensor:
+        """Return the gradient of the whole output, zero if there is none so far, in memory that nothing else holds."""
+        if self.gradient is None or not self.owns_gradient:
+            assert self.output is not None
+            self.gradient = torch.zeros_like(self.output) if self.gradient is None else self.gradient.clone()
+            self.owns_gradient = True
+        return self.gradient
