@@ -240,7 +240,7 @@ def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> Callable[..., Any]:
     What the backward pass needs is saved unless the plan recomputes it; all else runs again. The n-th call of an
     operator is the n-th such op of the trace. Make a new one for each forward pass. A model with ops in place needs
     `allow_cache_entry_mutation=True`. Running statistics change twice, as in any checkpoint of torch. Needs no GPU;
-    raises `GpuError` without torch.
+    raises `GpuError` without torch, and while the model runs, `PlanError` for a change in place that the step lacks.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import policy_fn

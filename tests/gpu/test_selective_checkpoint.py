@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.func import functionalize
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from gpusim.errors import PlanError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.selective_checkpoint import mark_offloads, policy_fn
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
@@ -168,6 +170,51 @@ def test_ops_in_place_run_again_with_what_they_change_or_not_at_all() -> None:
     assert all(torch.equal(one, other) for one, other in zip(wanted, planned, strict=True))  # type: ignore[arg-type]
     for operator in ("aten.addmm.default", "aten.leaky_relu_.default"):
         assert again[operator] == plain[operator] + 1
+
+
+def planned_saves(trace: Trace, plan: MemoryPlan) -> dict[str, bool]:
+    decide = policy_fn(trace, plan)
+    context = SelectiveCheckpointContext(is_recompute=False)
+    forward = [op for op in trace.ops if op.phase == "forward"]
+    return {op.name: decide(context, op.target) == CheckpointPolicy.MUST_SAVE for op in forward}
+
+
+def test_an_op_in_place_runs_again_where_a_plan_brings_back_another_result_of_the_op_before() -> None:
+    """The plan runs the norm again for its mean alone. Torch then has a new result, and would not change it."""
+    trace = make_trace(
+        [
+            Step("norm", "x", "kept mean", kernels=(kernel(1),), target="aten.native_batch_norm.default"),
+            Step("leaky", changes="kept", kernels=(kernel(1),), target="aten.leaky_relu_.default"),
+            Step("back", "kept mean", "w", kernels=(kernel(1),), phase="backward"),
+        ],
+        outputs="w",
+    )
+    mean = next(t.storage for t in trace.tensors if t.name == "mean")
+    assert planned_saves(trace, MemoryPlan()) == {"norm": True, "leaky": True}
+    assert planned_saves(trace, MemoryPlan(redos=(Redo(2, (0,), (mean,)),))) == {"norm": False, "leaky": False}
+
+
+def test_what_an_op_reads_between_two_changes_runs_again_with_it() -> None:
+    """Torch keeps one version of a saved tensor, the last one."""
+    trace = make_trace(
+        [
+            Step("made", "x", "kept", kernels=(kernel(1),), target="aten.mm.default"),
+            Step("between", "kept", "again", kernels=(kernel(1),), target="aten.mul.Tensor"),
+            Step("leaky", changes="kept", kernels=(kernel(1),), target="aten.leaky_relu_.default"),
+            Step("back", "kept again", "w", kernels=(kernel(1),), phase="backward"),
+        ],
+        outputs="w",
+    )
+    again = next(t.storage for t in trace.tensors if t.name == "again")
+    assert planned_saves(trace, MemoryPlan()) == {"made": True, "between": True, "leaky": True}
+    saves = planned_saves(trace, MemoryPlan(redos=(Redo(3, (1,), (again,)),)))
+    assert saves == {"made": False, "between": False, "leaky": False}
+
+
+def test_a_call_in_place_that_the_trace_does_not_have_is_refused() -> None:
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy_fn(tower_trace(), MemoryPlan()))
+    with pytest.raises(PlanError, match=r"calls aten\.leaky_relu_\.default more often than the captured step"):
+        checkpoint(Leaky(), torch.randn(4, 8), use_reentrant=False, context_fn=contexts)
 
 
 def test_marks_find_ops_in_place_where_torch_has_made_them_functional() -> None:
