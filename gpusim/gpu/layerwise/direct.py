@@ -1,0 +1,133 @@
+"""Gathers by kernels that read the other GPUs' memory, in place of NCCL's: for the GPUs of one host.
+
+A rank copies its part to memory that all can read (torch's symmetric memory), waits until all have, and reads theirs.
+Two such spaces are used in turns, so one barrier is enough: who passes that of the next gather knows that all have read
+what it wrote for the last but one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from gpusim.gpu.layerwise.transport import Finish, Tensors, Transport
+from gpusim.layerwise.fixed_plans import Choice
+from gpusim.layerwise.gathers import gathered_along
+from gpusim.layerwise.layers import BATCH, LayerGraph
+
+
+@dataclass(frozen=True)
+class Space:
+    """Memory of each rank that all ranks can read, in the order of ranks, and a barrier of all ranks."""
+
+    memory: Sequence[torch.Tensor]
+    barrier: Callable[[], None]
+
+
+class Direct:
+    """A transport with gathers of its own; what else it is asked for, another one does."""
+
+    def __init__(self, other: Transport, spaces: tuple[Space, Space]) -> None:
+        self.rank, self._other, self._spaces, self._used = other.rank, other, spaces, 0
+        on_gpu = spaces[0].memory[0].device.type == "cuda"
+        # The kernels of a sum are short, and the product beside them fills the GPU.
+        self._side = torch.cuda.Stream(priority=-1) if on_gpu else None
+
+    def _next(self) -> Space:
+        self._used += 1
+        return self._spaces[self._used % 2]
+
+    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
+        """See `Transport`."""
+        space, elements = self._next(), part.numel()
+        space.memory[self.rank][:elements].copy_(part.view(-1))
+        space.barrier()
+        torch.cat([each[:elements] for each in space.memory], out=parts.view(-1))
+
+    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+        """See `Transport`."""
+        space, elements = self._next(), part.numel()
+
+        def run() -> None:
+            space.memory[self.rank][: parts.numel()].copy_(parts.view(-1))
+            space.barrier()
+            first, second, *others = (each[self.rank * elements :][:elements] for each in space.memory)
+            total = torch.add(first, second, out=part.view(-1))
+            for other in others:
+                total.add_(other)
+
+        if self._side is None:
+            run()
+            return lambda: None
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        held = part, parts  # the allocator knows nothing of the other stream
+
+        def finish() -> None:
+            nonlocal held
+            torch.cuda.current_stream().wait_stream(side)
+            del held
+
+        return finish
+
+    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
+        """See `Transport`."""
+        return self._other.begin_exchange(sends, receives)
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """See `Transport`."""
+        self._other.all_reduce(tensor, ranks)
+
+    def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        """See `Transport`."""
+        self._other.begin_sum(tensor, ranks)
+
+    def finish(self) -> None:
+        """See `Transport`. The end of a step: a recorded one begins again with the same space."""
+        self._other.finish()
+        if self._used % 2:
+            self._next().barrier()
+
+
+def direct(
+    other: Transport, graph: LayerGraph, choice: Choice, gpus: int, device: torch.device, dtype: torch.dtype
+) -> Transport:
+    """Return `other` with the gathers of a plan by memory that all GPUs of this host can read; all ranks call it."""
+    elements = gathered_elements(graph, choice, gpus)
+    return Direct(other, spaces(elements, device, dtype)) if elements else other
+
+
+def gathered_elements(graph: LayerGraph, choice: Choice, gpus: int) -> int:
+    """Return the elements of the largest layer that a plan gathers; 0 if there is none."""
+    elements = 0
+    for user, config in zip(graph.layers, choice, strict=True):
+        for number, edge in enumerate(user.inputs):
+            if edge.source != BATCH:
+                source = graph.layers[edge.source]
+                if gathered_along(source, choice[edge.source], user, number, config, gpus) is not None:
+                    elements = max(elements, prod(source.output))
+    return elements
+
+
+def spaces(elements: int, device: torch.device, dtype: torch.dtype) -> tuple[Space, Space]:
+    """Make two spaces on all ranks."""
+    return _space(elements, device, dtype), _space(elements, device, dtype)
+
+
+def _space(elements: int, device: torch.device, dtype: torch.dtype) -> Space:
+    """Make a space on all ranks."""
+    # Where it was not set up, multicast can hang; no gather needs it. Read when memory is first shared.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    from torch.distributed import _symmetric_memory as symmetric  # not in every build of torch
+
+    mine = symmetric.empty(elements, dtype=dtype, device=device)
+    shared = symmetric.rendezvous(mine, dist.group.WORLD)
+    memory = [shared.get_buffer(rank, (elements,), dtype) for rank in range(dist.get_world_size())]
+    return Space(memory, lambda: shared.barrier(channel=0))
