@@ -9,7 +9,7 @@ import networks
 import torch
 
 from gpusim.formats.hardware import default_hardware
-from gpusim.formats.topology import default_topology, load_topology
+from gpusim.formats.topology import Topology, default_topology
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.alone import rank_alone, share_of_state, time_shares
 from gpusim.gpu.layerwise.batch import Data
@@ -52,12 +52,12 @@ class Planner:
     """Plans of one network on some GPUs; shares that a plan needs are timed when it is asked for."""
 
     def __init__(
-        self, graph: LayerGraph, gpus: int, kept: Shares, device: torch.device, topology: str | None = None
+        self, graph: LayerGraph, gpus: int, kept: Shares, device: torch.device, topology: Topology | None = None
     ) -> None:
-        """`topology` is a bundled name or a file, by default that of this GPU."""
+        """`topology` is by default that of this GPU."""
         self.graph, self.gpus, self.kept, self.device = graph, gpus, kept, device
         self.hardware = default_hardware(torch.cuda.get_device_name() if device.type == "cuda" else "")
-        self.topology = load_topology(topology) if topology else default_topology(self.hardware)
+        self.topology = topology or default_topology(self.hardware)
         self.data = data_on(graph, device)
         self.seen: dict[int, list[Share]] = {}
         self.ranks_of: dict[Choice, list[int]] = {}

@@ -6,6 +6,9 @@ gradients of each plan are compared with one device first. Rank 0 times the shar
 predictions rest on them and on curves of collectives, for DistributedDataParallel too. Cases are written to
 `parallel_steps_<gpu>_<date>.json` once each is done; those that a results file in DIR has are left out.
 
+`--curves` times collectives among these ranks first and predicts by them. `--direct` gathers by kernels that read the
+other GPUs' memory, in place of NCCL's.
+
 `--quick` runs a small network, on CPUs with gloo too: a test of this script.
 """
 
@@ -23,21 +26,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from curves import MOST_BYTES, with_own_curves
 from measured_shares import Planner, Shares, network, short_name, sm_clock_mhz, splits_of
 
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import engine_by_name
+from gpusim.formats.hardware import default_hardware
+from gpusim.formats.topology import Topology, default_topology, load_topology
 from gpusim.formats.trace import Timing
 from gpusim.gpu.device import gpu_facts
 from gpusim.gpu.layerwise.__main__ import join, leave
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
+from gpusim.gpu.layerwise.direct import Direct, direct, spaces
 from gpusim.gpu.layerwise.one_device import taken
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Rank, groups_of
 from gpusim.gpu.layerwise.recorded import WARM_UP, recorded
-from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.gpu.layerwise.transport import Distributed, Groups, Transport
 from gpusim.gpu.replay.timing import median_interval
+from gpusim.io.files import write_document
 from gpusim.layerwise.communication import basis, members
 from gpusim.layerwise.ddp import lower_ddp
 from gpusim.layerwise.fixed_plans import Choice
@@ -136,7 +144,7 @@ class Predicted:
 
 
 def predict(
-    name: str, batch: int, gpus: int, kept: Shares, device: torch.device, hosts: Any, topology: str | None
+    name: str, batch: int, gpus: int, kept: Shares, device: torch.device, hosts: Any, topology: Topology
 ) -> dict[str, Predicted]:
     """Each plan, and `ddp`, with its time from shares that rank 0 times now."""
     steps = {}
@@ -156,7 +164,13 @@ def predict(
 
 
 def case(
-    name: str, batch: int, kept: Shares, device: torch.device, hosts: Any, topology: str | None
+    name: str,
+    batch: int,
+    kept: Shares,
+    device: torch.device,
+    hosts: Any,
+    topology: Topology,
+    direct_gathers: bool,
 ) -> list[dict[str, Any]]:
     """All plans of a network: predicted, checked, and timed beside DistributedDataParallel."""
     gpus, number = dist.get_world_size(), dist.get_rank()
@@ -180,8 +194,13 @@ def case(
     for plan in PLANS:
         choice = predicted[plan].choice
         small = network(name, 2).for_gpus(gpus)
-        equal[plan] = compare_plan(small, choice, gpus, device=device, dtype=torch.float64).equal
+        transport: Transport = Distributed(groups_of(small, choice, gpus, "synchronised"))
+        if direct_gathers:
+            transport = direct(transport, small, choice, gpus, device, torch.float64)
+        equal[plan] = compare_plan(small, choice, gpus, device=device, transport=transport).equal
         transport = Distributed(groups_of(graph, choice, gpus, "local"))
+        if direct_gathers:
+            transport = direct(transport, graph, choice, gpus, device, torch.float32)
         rank = Rank(graph, choice, gpus, transport, device=device, batch_norm="local")
 
         def step(rank: Rank = rank) -> None:
@@ -211,6 +230,7 @@ def case(
         row |= {"launch": "graph" if f"{plan}_graph" in times else "eager"}
         row |= {"outputs_equal": equal[plan]} if plan in equal else {}  # torch's own step is not compared
         row |= {"splits": step.splits}
+        row |= {"gathers": "direct"} if direct_gathers and plan != "ddp" else {}
         ddp_ns = {key: each.median_ns for key, each in times.items() if key.startswith("ddp")}
         row |= {"baselines": ddp_ns, "fitted": False}
         rows.append(row | {"date": today(), "commit": code_version(), "sm_clock_mhz": clock_mhz})
@@ -246,6 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", default=",".join(NETWORKS), help="[default: %(default)s]")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="[default: %(default)s]")
     parser.add_argument("--topology", help="links: a bundled name or a file [default: that of the GPU]")
+    parser.add_argument("--curves", action="store_true", help="predict by collectives that are timed first")
+    parser.add_argument("--direct", action="store_true", help="gather through memory that all GPUs can read")
     parser.add_argument("--quick", action="store_true", help="a small network: a test of this script")
     options = parser.parse_args(arguments)
     device = join()
@@ -261,6 +283,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for earlier in options.output.glob(f"parallel_steps_{short}_*.json")
         for row in json.loads(earlier.read_text())["cases"]
     }
+    topology = default_topology(default_hardware(torch.cuda.get_device_name() if device.type == "cuda" else ""))
+    topology = load_topology(options.topology) if options.topology else topology
+    if options.curves:
+        everyone = Distributed(Groups(frozenset(), frozenset()))
+        shared = Direct(everyone, spaces(MOST_BYTES // 4, device, torch.float32)) if options.direct else None
+        topology = with_own_curves(topology, device, shared)
+        if first:
+            write_document(work / "topology.json", topology, indent=1)
     hosts = dist.new_group(backend="gloo", timeout=PLANNING)
     done = from_rank_0(done, hosts)
     names, batches = options.networks.split(","), [int(batch) for batch in options.batches.split(",")]
@@ -268,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, batch in itertools.product(names, batches):
         if (name, batch, dist.get_world_size()) in done:
             continue
-        rows = case(name, batch, kept, device, hosts, options.topology)
+        rows = case(name, batch, kept, device, hosts, topology, options.direct)
         if first:
             write_rows(file, rows, device)
             for row in rows:

@@ -57,7 +57,11 @@ def measure_collectives(gpus: int, base: Topology, source: str) -> Topology:
 
 def time_collective(name: Collective, size_bytes: int, device: torch.device) -> int:
     """Return the slowest rank's median time of one collective with buffers of `size_bytes`, in ns."""
-    run = _prepared(name, size_bytes, device)
+    return time_calls(_prepared(name, size_bytes, device), size_bytes, device)
+
+
+def time_calls(run: Callable[[], object], size_bytes: int, device: torch.device) -> int:
+    """Return the slowest rank's median time of a call that all ranks make, with buffers of `size_bytes`, in ns."""
     calls = max(1, min(_CALLS, _ROUND_BYTES // size_bytes))
     for _ in range(3):
         run()
