@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -15,6 +14,8 @@ from gpusim.validation.statistics import fidelity
 from tests.repo.test_readme import ROOT
 
 RESULTS = ROOT / "validate" / "results"
+#: Memory plans whose traces were not kept.
+LOST_TRACES = "memory_untraced_h200_20261126.json"
 
 
 def prose(name: str) -> str:
@@ -81,24 +82,27 @@ def test_ranks_are_as_many_and_as_far_off_as_the_results_say() -> None:
     assert claim.replace("%", " %") in prose("CHANGELOG.md")
 
 
+def memory_plans() -> tuple[list[ResultCase], list[ResultCase]]:
+    """Return all replayed memory plans, and those replayed since a copied tensor goes with its `free`."""
+    files = {file.name: read_results(file).cases for file in sorted(RESULTS.glob("memory_*h200_*[0-9].json"))}
+    newest = [case for case in files[LOST_TRACES] if case.trace == "resnet152-train-b64"] + list(cases("memory"))
+    return [case for found in files.values() for case in found], newest
+
+
 def test_memory_plans_are_as_many_and_as_far_off_as_the_results_say() -> None:
-    plans = [case for file in sorted(RESULTS.glob("memory_h200_*[0-9].json")) for case in read_results(file).cases]
+    plans, newest = memory_plans()
     assert f"memory plans of six networks, {len(plans)}: " in prose("CHANGELOG.md")
     assert len({case.network for case in plans}) == 6
     off = [(case.policy, case.measured_peak_bytes / case.predicted_peak_bytes - 1) for case in plans]
     published = rounded_up(max(abs(error) for policy, error in off if policy not in ("least_time", "capuchin")))
     assert f"peaks of published policies, capuchin's apart, within {published} %" in prose("CHANGELOG.md")
     most = 100 * max(error for _, error in off)
-    assert f"`least_time` and capuchin allocate up to {most:.1f} % more than predicted" in prose("CHANGELOG.md")
-    newest = cases("memory")
+    assert f"`least_time` and capuchin allocated up to {most:.1f} % more than predicted" in prose("CHANGELOG.md")
+    peaks = max(abs(case.measured_peak_bytes / case.predicted_peak_bytes - 1) for case in newest)
+    assert f"the {len(newest)} plans since have peaks within {rounded_up(peaks)} %" in prose("CHANGELOG.md")
     times = [abs(case.error) for case in newest]
-    claim = f"the {len(newest)} newest plans"
-    assert claim in prose("CHANGELOG.md")
-    within = f"within {rounded_up(max(times))} % in time (median {100 * statistics.median(times):.1f} %)"
+    within = f"times within {rounded_up(max(times))} % (median {100 * statistics.median(times):.1f} %)"
     assert within in prose("CHANGELOG.md")
-    for one, other in itertools.combinations(newest, 2):
-        if one.trace == other.trace and abs(one.measured_ns / other.measured_ns - 1) > 0.02:
-            assert (one.predicted_ns < other.predicted_ns) == (one.measured_ns < other.measured_ns)
 
 
 def test_steps_on_several_gpus_are_as_many_and_as_far_off_as_the_results_say() -> None:

@@ -26,8 +26,8 @@ from gpusim.validation.memory_stages import predict_memory, read_memory_predicti
 from gpusim.validation.memory_tables import peak_error
 
 RESULTS = Path(__file__).parents[2] / "validate" / "results"
-#: Plans of three steps whose traces were not kept: they cannot be predicted again.
-UNTRACED = RESULTS / "memory_h200_20261126.json"
+#: Plans of four steps whose traces were not kept: they cannot be predicted again.
+UNTRACED = RESULTS / "memory_untraced_h200_20261126.json"
 FILES = sorted(path for path in RESULTS.glob("memory_*.json") if path != UNTRACED)
 #: Plans replayed before the costs of copies next to kernels were measured.
 FIRST = RESULTS / "memory_h200_20261123.json"
