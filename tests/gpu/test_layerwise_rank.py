@@ -25,8 +25,8 @@ from gpusim.gpu.layerwise.direct import Direct, Space
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.pieces import pieces
-from gpusim.gpu.layerwise.rank import Rank, groups_of
-from gpusim.gpu.layerwise.sharing import sharing
+from gpusim.gpu.layerwise.rank import Rank
+from gpusim.gpu.layerwise.sharing import groups_of, sharing
 from gpusim.gpu.layerwise.transport import Alone, Finish, Groups, Tensors
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.compute import Roofline

@@ -18,7 +18,8 @@ from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.one_device import run_on_one_device
-from gpusim.gpu.layerwise.rank import Rank, groups_of
+from gpusim.gpu.layerwise.rank import Rank
+from gpusim.gpu.layerwise.sharing import groups_of
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs

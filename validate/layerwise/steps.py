@@ -41,8 +41,9 @@ from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.direct import Direct, direct, spaces
 from gpusim.gpu.layerwise.one_device import taken
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
-from gpusim.gpu.layerwise.rank import Rank, groups_of
+from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.recorded import WARM_UP, recorded
+from gpusim.gpu.layerwise.sharing import groups_of
 from gpusim.gpu.layerwise.transport import Distributed, Groups, Transport
 from gpusim.gpu.replay.timing import median_interval
 from gpusim.io.files import write_document

@@ -29,8 +29,9 @@ from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
 from gpusim.gpu.layerwise.launch import end_with_starter, launch
 from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
-from gpusim.gpu.layerwise.rank import Rank, groups_of
+from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.recorded import recorded
+from gpusim.gpu.layerwise.sharing import groups_of
 from gpusim.gpu.layerwise.transport import Distributed
 from gpusim.io.file_limits import MAX_NODE_GPUS
 from gpusim.layerwise.compute import TraceTimes

@@ -9,7 +9,8 @@ import torch
 from gpusim.defaults import DEFAULT_SEED, BatchNorm
 from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.one_device import run_on_one_device
-from gpusim.gpu.layerwise.rank import Rank, groups_of
+from gpusim.gpu.layerwise.rank import Rank
+from gpusim.gpu.layerwise.sharing import groups_of
 from gpusim.gpu.layerwise.transport import Distributed, Transport
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice

@@ -32,7 +32,7 @@ from gpusim.gpu.layerwise.pieces import pieces
 from gpusim.gpu.layerwise.sharing import across_channels, sharing
 from gpusim.gpu.layerwise.state import LayerState
 from gpusim.gpu.layerwise.sums import GradientSums
-from gpusim.gpu.layerwise.transport import Finish, Groups, Transport
+from gpusim.gpu.layerwise.transport import Finish, Transport
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
@@ -399,19 +399,3 @@ class Rank:
 
 def _nothing() -> None:
     """Nothing is on its way."""
-
-
-def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> Groups:
-    """Return all groups of ranks that a plan needs."""
-    together, weights = {tuple(range(gpus))}, set()
-    for layer, config in zip(graph.layers, choice, strict=True):
-        has_whole = any(each.channels_at is None for named in parameter_shapes(layer) for each in named.values())
-        for rank in range(gpus):
-            statistics, same_weights = sharing(layer, config, gpus, batch_norm, rank)
-            if has_whole:
-                together.add(across_channels(config, gpus, rank))
-            if layer.statistics:
-                together.add(statistics)
-            if layer.weight_elements:
-                weights.add(same_weights)
-    return Groups(*(frozenset(ranks for ranks in groups if len(ranks) > 1) for groups in (together, weights)))

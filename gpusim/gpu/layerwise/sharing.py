@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gpusim.defaults import BatchNorm
+from gpusim.gpu.layerwise.operations import parameter_shapes
+from gpusim.gpu.layerwise.transport import Groups
 from gpusim.layerwise.configs import Config, coordinates
-from gpusim.layerwise.layers import Layer
+from gpusim.layerwise.fixed_plans import Choice
+from gpusim.layerwise.layers import Layer, LayerGraph
 
 
 def sharing(
@@ -35,3 +38,19 @@ def across_channels(config: Config, gpus: int, rank: int) -> tuple[int, ...]:
         return ()
     others = (parts[:, [0, 2, 3]] == parts[rank, [0, 2, 3]]).all(axis=1)
     return tuple(map(int, devices[others]))
+
+
+def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNorm) -> Groups:
+    """Return all groups of ranks that a plan needs."""
+    together, weights = {tuple(range(gpus))}, set()
+    for layer, config in zip(graph.layers, choice, strict=True):
+        has_whole = any(each.channels_at is None for named in parameter_shapes(layer) for each in named.values())
+        for rank in range(gpus):
+            statistics, same_weights = sharing(layer, config, gpus, batch_norm, rank)
+            if has_whole:
+                together.add(across_channels(config, gpus, rank))
+            if layer.statistics:
+                together.add(statistics)
+            if layer.weight_elements:
+                weights.add(same_weights)
+    return Groups(*(frozenset(ranks for ranks in groups if len(ranks) > 1) for groups in (together, weights)))
