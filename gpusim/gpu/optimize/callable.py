@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Frontend
+from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, tf32
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.notebook import html_table, short_name, short_repr
@@ -27,7 +27,6 @@ MOST_VARIANTS: Final = 8
 MOST_SHORT, SHORT_CALLS = 3, 100
 
 
-_TRAINING: Final = attrgetter("training")
 _WHOSE: Final[dict[Frontend, str]] = {"aten": "ATen", "inductor": "Inductor"}
 
 
@@ -124,8 +123,7 @@ class OptimizedStep:
     def __init__(self, given: Given, device: torch.device, modules: Sequence[torch.nn.Module], make: Make) -> None:
         self._given, self._device, self._make = given, device, make
         self._variants: dict[Any, Variant | None] = {}
-        self._modules = _all(modules)
-        """Modules whose modes decide which captured step runs."""
+        self._modes = Modes(modules)
         self._short: Counter[Any] = Counter()
         """Captures in a row that were called a few times only."""
         self._lock = threading.RLock()
@@ -179,7 +177,6 @@ class OptimizedStep:
         """Return the tensors among the arguments, and the key of a captured step: all that it depends on except
         elements.
         """
-        modes = tuple(map(_TRAINING, self._modules))
         tensors: Sequence[torch.Tensor] = args
         others: Any = len(args)
         if kwargs or not TENSORS.issuperset(map(type, args)):
@@ -188,7 +185,7 @@ class OptimizedStep:
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             others = (spec, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
         shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
-        return tensors, (shapes, others, modes, autocast_of(self._device), tf32())
+        return tensors, (shapes, others, self._modes.number(), autocast_of(self._device), tf32())
 
     def _other(self, key: Any, former: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
         """Return a step for new arguments, or in place of a `former` one, captured unless there are too many."""
@@ -217,13 +214,9 @@ class OptimizedStep:
 
     def _prepared(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._variants[key], self.gain = self._make(args, kwargs)
-        self._modules = _all(self._given.step(args, kwargs, self._device).modules.values())
+        self._modes.watch(self._given.step(args, kwargs, self._device).modules.values())
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(f"gpusim.optimize: {text}", stacklevel=5)
-
-
-def _all(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    return list(dict.fromkeys(child for module in modules for child in module.modules()))

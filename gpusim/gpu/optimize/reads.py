@@ -12,15 +12,15 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
-from operator import is_
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
+from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, all_same
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -29,7 +29,6 @@ _LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
 _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
 #: Longest list, or dict that code does not read by name, whose elements are compared.
 MOST_VALUES: Final = 256
-_MISSING: Final = object()
 #: With these methods code reads all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values"))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
@@ -57,15 +56,15 @@ class Reads:
         self._holders: list[dict[Any, Any]] = []
         self._keys: list[Any] = []
         self._shown: list[str] = []
-        self._of_classes: list[tuple[str, types.MappingProxyType[str, Any], str]] = []
-        self._slots: list[tuple[str, Any, str]] = []
-        self._dicts: list[tuple[str, dict[Any, Any]]] = []
-        self._cells: list[tuple[str, types.CellType, Any]] = []
+        self._others: list[tuple[str, Callable[[], Any]]] = []
+        """Names and readers of values that lie in no dict of the user's: of classes, slots and closures; and the sizes
+        of dicts.
+        """
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         for value, name, _ in self._reached.values():
             self._watch(value, name)
-        self._values = list(self._values_now())
-        self._others = list(self._others_now())
+        self._in_dicts = KeyedValues(self._holders, self._keys)
+        self._others_before = self._others_now()
         self.gradients = any("grad" in name for name in self._names - _GRADIENT_MODES)
         """Whether the code may read gradients: it names them, or a function of torch's for them."""
         self._names.clear()
@@ -73,34 +72,39 @@ class Reads:
         self._reached.clear()
 
     def changed(self) -> str | None:
-        """Return the name of a changed value, or None. Called at each step, so it loops in C where nothing changed."""
-        if not all(map(is_, self._values_now(), self._values)):
-            for name, now, before in zip(self._shown, self._values_now(), self._values, strict=True):
-                if not _same(now, before):
-                    return name
-        for (name, now), (_, before) in zip(self._others_now(), self._others, strict=True):
-            if now is not before and not _same(now, before):
-                return name
-        for name, cell, before in self._cells:
-            if not _same(_contents(cell), before):
-                return name
-        for name, items, former in self._lists:
-            if len(items) != len(former):
-                return name
-            if not all(map(is_, items, former)) and not all(map(_same, items, former)):
+        """Return the name of a changed value, or None. Called at each step."""
+        for changed in (self._changed_in_dicts, self._changed_of_others, self._changed_in_lists):
+            name = changed()
+            if name is not None:
                 return name
         return None
 
-    def _values_now(self) -> Iterator[Any]:
-        return map(dict.get, self._holders, self._keys, repeat(_MISSING))
+    def _changed_in_dicts(self) -> str | None:
+        """If other objects have the same values, they are those to find from now on."""
+        if self._in_dicts.hold():
+            return None
+        values = self._in_dicts.now()
+        name = _first_other(self._shown, values, self._in_dicts.values)
+        if name is None:
+            self._in_dicts.keep(values)
+        return name
 
-    def _others_now(self) -> Iterator[tuple[str, Any]]:
-        for name, attributes, key in self._of_classes:
-            yield name, attributes.get(key, _MISSING)
-        for name, holder, key in self._slots:
-            yield name, getattr(holder, key, _MISSING)
-        for name, held in self._dicts:
-            yield name, len(held)
+    def _changed_of_others(self) -> str | None:
+        values = self._others_now()
+        if all_same(values, self._others_before):
+            return None
+        return _first_other([name for name, _ in self._others], values, self._others_before)
+
+    def _others_now(self) -> list[Any]:
+        return [read() for _, read in self._others]
+
+    def _changed_in_lists(self) -> str | None:
+        for name, items, former in self._lists:
+            if len(items) != len(former):
+                return name
+            if not all_same(items, former) and not all(map(_same, items, former)):
+                return name
+        return None
 
     # --- What the code can reach ---
 
@@ -180,22 +184,24 @@ class Reads:
 
     def _watch(self, value: Any, name: str) -> None:
         if isinstance(value, types.FunctionType):
-            self._cells += [(key, cell, _contents(cell)) for key, cell in _cells(value)]
+            self._others += [(key, partial(_contents, cell)) for key, cell in _cells(value)]
             self._add(value.__globals__, self._globals(value), "")
         elif isinstance(value, list):
             self._lists += [(name, value, list(value))] if len(value) <= MOST_VALUES else []
         elif isinstance(value, type):
             attributes = vars(value)
-            self._of_classes += [(_joined(name, key), attributes, key) for key in self._read_of(value, attributes)]
+            keys = self._read_of(value, attributes)
+            self._others += [(_joined(name, key), partial(attributes.get, key, MISSING)) for key in keys]
         elif not isinstance(value, tuple | functools.partial | types.MethodType):
             held = self._attributes(value)
             shown = name or type(value).__name__
             self._add(held, self._read_of(value, held), shown)
             if isinstance(value, dict):
-                self._dicts.append((shown, held))
+                self._others.append((shown, partial(len, held)))
             else:
                 self._add(held, self._hiding(value, held), shown)
-            self._slots += [(_joined(shown, key), value, key) for key in self._slots_of(value)]
+            slots = self._slots_of(value)
+            self._others += [(_joined(shown, key), partial(getattr, value, key, MISSING)) for key in slots]
 
     def _hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
         """Return names of plain class attributes that an object's own attribute may come to hide."""
@@ -208,6 +214,12 @@ class Reads:
             self._holders.append(holder)
             self._keys.append(key)
             self._shown.append(_joined(name, key))
+
+
+def _first_other(names: Sequence[str], values: Sequence[Any], before: Sequence[Any]) -> str | None:
+    """Return the name of the first value that is not the same as before."""
+    rows = zip(names, values, before, strict=True)
+    return next((name for name, value, former in rows if not _same(value, former)), None)
 
 
 def _same(one: Any, other: Any) -> bool:

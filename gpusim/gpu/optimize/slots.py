@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, Final
 
@@ -18,9 +18,11 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
+from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, all_same
 
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
 _GRAD: Final = attrgetter("grad")
+_STATE: Final = attrgetter("state")
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,8 @@ class States:
         self._counts, self._per_step = counts, per_step
         self._version = counts._version
         self._optimizers = list(dict.fromkeys(slot.optimizer for slot in slots))
-        self._known: list[dict[str, Any]] = []
-        """The optimizers' own dicts at adoption, with the values that each must show."""
-        self._shown: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._adopted: tuple[list[Any], Contents, KeyedValues] | None = None
+        """At adoption: each optimizer's dict of states, its own dicts in there, and the values that these must show."""
 
     @classmethod
     def of(cls, step: UserStep, rates: LearningRates, used: Mapping[int, float]) -> States:
@@ -76,12 +77,10 @@ class States:
 
     def _is_known(self) -> bool:
         """Whether all states are as adopted, or as the step itself left them."""
-        if self._counts._version != self._version or not self._known:
+        if self._counts._version != self._version or self._adopted is None:
             return False
-        states = list(chain.from_iterable([optimizer.state.values() for optimizer in self._optimizers]))
-        if len(states) != len(self._known) or not all(map(is_, states, self._known)):
-            return False
-        return all(state.get(key) is shown for state, key, shown in self._shown)
+        holders, states, shown = self._adopted
+        return all_same(map(_STATE, self._optimizers), holders) and states.hold() and shown.hold()
 
     def _adopt(self) -> bool:
         counted = self._counts._version != self._version
@@ -101,8 +100,9 @@ class States:
                     slot.shown.copy_(current)
                 state[slot.key] = slot.shown
         self._version = self._counts._version
-        self._known = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        self._shown = [(state, slot.key, slot.shown) for slot, state, _ in current_states]
+        shown = KeyedValues([state for _, state, _ in current_states], [slot.key for slot in self._slots])
+        holders = list(map(_STATE, self._optimizers))
+        self._adopted = holders, Contents(holders), shown
         return True
 
     def stepped(self) -> None:
@@ -119,27 +119,22 @@ class Places:
     """
 
     def __init__(self, step: UserStep, used: Mapping[int, Any], trains: bool) -> None:
-        self._holders: list[dict[str, Any]] = []
+        holders: list[dict[str, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
         for module in dict.fromkeys(m for each in step.modules.values() for m in each.modules()):
-            self._holders += [d for d in (module._modules, module._parameters, module._buffers) if d]
+            holders += [module._modules, module._parameters, module._buffers]
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and id(tensor) in used:
                     tensors[id(tensor)] = tensor
-        self._values = [value for holder in self._holders for value in holder.values()]
+        self._contents = Contents(holders)
         self._tensors = list(tensors.values())
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
-        self._trainable = self._tensors if trains else []
+        self._trainable = [t for t in self._tensors if trains and (t.is_floating_point() or t.is_complex())]
         self._trained = [tensor.requires_grad for tensor in self._trainable]
 
     def hold(self) -> bool:
-        """Whether all are still there, at the same addresses. Checked at each call, so it loops in C."""
-        if sum(map(len, self._holders)) != len(self._values):
-            return False
-        values = chain.from_iterable(map(dict.values, self._holders))
-        if not all(map(is_, values, self._values)):
-            return False
-        if list(map(_REQUIRES_GRAD, self._trainable)) != self._trained:
+        """Whether all are still there, at the same addresses. Checked at each call, so no loop is Python's."""
+        if not self._contents.hold() or not all_same(map(_REQUIRES_GRAD, self._trainable), self._trained):
             return False
         return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
 
@@ -157,7 +152,7 @@ class Presence:
 
     def holds(self) -> bool:
         """Whether the same parameters have gradients as at the capture."""
-        absent = all(map(is_, map(_GRAD, self.absent), repeat(None)))
+        absent = all_same(map(_GRAD, self.absent), repeat(None))
         return absent and not any(map(is_, map(_GRAD, self.present), repeat(None)))
 
 
@@ -175,12 +170,13 @@ class Gradients:
         """Parameter and the memory in which the step expects its gradient."""
         self._left = list(left)
         """Parameter and the memory in which the step leaves its gradient."""
+        self._expected, self._computed = _columns(given), _columns(left)
 
     def adopt(self) -> None:
         """Copy gradients that the step adds to into its memory."""
-        others = [(p, tensor, p.grad) for p, tensor in self._given if p.grad is not tensor]
-        if not others:
+        if _lie_in(*self._expected):
             return
+        others = [(p, tensor, p.grad) for p, tensor in self._given if p.grad is not tensor]
         with torch.no_grad():
             missing = [tensor for _, tensor, current in others if current is None]
             if missing:
@@ -192,8 +188,17 @@ class Gradients:
 
     def leave(self) -> None:
         """Put the computed gradients into `.grad`, as after `backward`, and remove those that the step removes."""
-        for parameter, tensor in self._left:
-            if parameter.grad is not tensor:
+        if not _lie_in(*self._computed):
+            for parameter, tensor in self._left:
                 parameter.grad = tensor
         for parameter in self.presence.cleared:
             parameter.grad = None
+
+
+def _columns(pairs: Sequence[tuple[Any, torch.Tensor]]) -> tuple[list[Any], list[torch.Tensor]]:
+    return [parameter for parameter, _ in pairs], [tensor for _, tensor in pairs]
+
+
+def _lie_in(parameters: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether these are the gradients of the parameters; the common case, and no loop is Python's."""
+    return all_same(map(_GRAD, parameters), tensors)

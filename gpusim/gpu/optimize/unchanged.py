@@ -1,0 +1,109 @@
+"""Objects in the user's dicts, compared by identity with those that were there before, in a compiled loop.
+
+Most of what a call depends on lies in dicts: parameters, attributes, globals, states. A model of GoogLeNet's form has
+more than a thousand such values, and a loop of Python's over them, even one in `map`, took most of a call
+(research/2026-11-26-host-time.md). So numba compiles it. It calls two functions of Python's stable C interface with the
+addresses of objects, which `id` returns, and holds the GIL. What is compared is kept alive: no other object gets its
+address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from operator import is_
+from typing import Any, Final, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Value of a missing key.
+MISSING: Final = object()
+#: Address of a missing key's value.
+_NULL: Final = 0
+
+_get = types.ExternalFunction("PyDict_GetItem", types.intp(types.intp, types.intp))
+_next = types.ExternalFunction("PyDict_Next", types.int32(types.intp, types.intp, types.intp, types.intp))
+
+
+def _compiled(function: Function) -> Function:
+    """Compile a function at its first call, and keep it on disk where that is possible. It holds the GIL."""
+    dispatcher: Any = numba.njit(function)
+    with contextlib.suppress(RuntimeError):  # no directory to write to
+        dispatcher.enable_caching()
+    return cast(Function, dispatcher)
+
+
+@_compiled
+def _same_values(dicts: Any, keys: Any, values: Any) -> Any:
+    """Whether each dict has the value under the key; all are addresses."""
+    for place in range(dicts.size):  # noqa: SIM110  (numba compiles no generator in `all`)
+        if _get(dicts[place], keys[place]) != values[place]:
+            return False
+    return True
+
+
+@_compiled
+def _same_contents(dicts: Any, ends: Any, values: Any, entry: Any) -> Any:
+    """Whether the dicts have these values in this order; those of a dict end at `ends`. `entry` is room for one."""
+    room = entry.ctypes.data
+    place = 0
+    for number in range(dicts.size):
+        entry[0] = 0  # position in the dict; then key and value
+        while _next(dicts[number], room, room + 8, room + 16):
+            if place == ends[number] or entry[2] != values[place]:
+                return False
+            place += 1
+        if place != ends[number]:
+            return False
+    return True
+
+
+class KeyedValues:
+    """Values of dicts, each under one key, as they were when last kept."""
+
+    def __init__(self, holders: Iterable[dict[Any, Any]], keys: Iterable[Any]) -> None:
+        self._holders, self._keys = list(holders), list(keys)
+        self._at = _addresses(self._holders), _addresses(self._keys)
+        self.keep(self.now())
+
+    def now(self) -> list[Any]:
+        """Return the values of now, `MISSING` where there is none."""
+        return list(map(dict.get, self._holders, self._keys, repeat(MISSING)))
+
+    def keep(self, values: list[Any]) -> None:
+        """Take these values as those to compare with."""
+        self.values = values
+        self._values_at = _addresses(values)
+        self._values_at[np.fromiter(map(is_, values, repeat(MISSING)), np.bool_, len(values))] = _NULL
+
+    def hold(self) -> bool:
+        """Whether the same objects are there."""
+        return bool(_same_values(*self._at, self._values_at))
+
+
+class Contents:
+    """All values of dicts, in their order, as they are now."""
+
+    def __init__(self, holders: Sequence[dict[Any, Any]]) -> None:
+        self._holders = list(holders)
+        self._values = list(chain.from_iterable(map(dict.values, self._holders)))
+        ends = np.cumsum(list(map(len, self._holders)), dtype=np.intp)
+        self._at = _addresses(self._holders), ends, _addresses(self._values), np.zeros(3, np.intp)
+
+    def hold(self) -> bool:
+        """Whether the same objects are there, in the same order, and no others."""
+        return bool(_same_contents(*self._at))
+
+
+def all_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether two series, equally long, have the same objects: for a few, or for what no dict holds."""
+    return all(map(is_, some, others))
+
+
+def _addresses(values: Sequence[Any]) -> Any:
+    return np.fromiter(map(id, values), np.intp, len(values))
