@@ -88,58 +88,17 @@ class StepMaker:
         self.say.begin()
         if self.wanted.inductor:
             start_compiling(self.executor.device)
-        modules = [m for module in step.modules.values() for m in module.modules()]
         roots = (*roots, *Hooks(step).functions())
-        with self.say.stage("eager"), put_back(step, roots) as snapshot:
-            self.say("timing the eager step")
-            untouched = ModuleState(modules)
-            try:
-                step.run()
-            except (torch.cuda.OutOfMemoryError, GpusimError):
-                raise
-            except Exception as cause:  # any error of the user's code
-                problem = (str(cause) or type(cause).__name__).splitlines()[0]
-                raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
-            snapshot.check_objects()
-            after_first = ModuleState(modules)  # the first run may make what later ones keep
-            drawn = host_draws(step.device)
-            eager_ns = self.executor.time_call_ns(step.run)
-            if host_draws(step.device) != drawn:
-                raise CaptureError("the step draws random numbers on the host, which a captured step would not")
-            changed = after_first.changed()
-            if changed is not None:
-                untouched.restore()
-                raise CaptureError(f"the step changes '{changed}', which a captured step would not")
+        eager_ns = self._timed_eager(step, roots)
         rates = LearningRates(step.optimizers, self.executor.device)
         self.say("recording its operators")
         with self.say.stage("recording"), put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs, roots)
         other = Inductors(step, captured, self.wanted.inductor, self.say)
         facts = self._facts()
-        with self.say.stage("cache"):
-            cached = cache.find(captured.trace, facts, lambda entry, file: other.again(entry, file).trace, self.say)
-        if cached is not None:
-            entry, trace, schedule, plan = cached
-            of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
-            try:
-                with self.say.stage("cache"), put_back(step), restored(captured):
-                    ready = self._prepared(of_kernels, trace, schedule, plan)
-                limit_bytes = self.wanted.memory_limit_bytes
-                if limit_bytes is not None and ready.peak_bytes > limit_bytes:
-                    raise ReplayError(f"it takes {format_bytes(ready.peak_bytes)} now")
-                before = Candidate(
-                    of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
-                )
-                with self.say.stage("check"):
-                    verified = self.checker.verified(step, captured, rates, [before], kept)
-            except CANNOT_RUN as cause:
-                self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
-            else:
-                for each in (captured, of_kernels):
-                    each.drop_copies()
-                return self._gained(
-                    verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
-                )
+        found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
+        if found is not None:
+            return found
         end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
         with compiling_ahead(self.executor.hardware()[0]) as wait_for_engine:
             fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
@@ -179,6 +138,70 @@ class StepMaker:
         sequential = front.sequential
         without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem
         return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, without)
+
+    def _timed_eager(self, step: UserStep, roots: Sequence[Any]) -> int:
+        """Return the time of the user's own step in ns. Raises `CaptureError` where it does what a captured one cannot,
+        and `StepError` where it fails.
+        """
+        modules = [m for module in step.modules.values() for m in module.modules()]
+        with self.say.stage("eager"), put_back(step, roots) as snapshot:
+            self.say("timing the eager step")
+            untouched = ModuleState(modules)
+            try:
+                step.run()
+            except (torch.cuda.OutOfMemoryError, GpusimError):
+                raise
+            except Exception as cause:  # any error of the user's code
+                problem = (str(cause) or type(cause).__name__).splitlines()[0]
+                raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
+            snapshot.check_objects()
+            after_first = ModuleState(modules)  # the first run may make what later ones keep
+            drawn = host_draws(step.device)
+            eager_ns = self.executor.time_call_ns(step.run)
+            if host_draws(step.device) != drawn:
+                raise CaptureError("the step draws random numbers on the host, which a captured step would not")
+            changed = after_first.changed()
+            if changed is not None:
+                untouched.restore()
+                raise CaptureError(f"the step changes '{changed}', which a captured step would not")
+        return eager_ns
+
+    def _found_before(
+        self,
+        step: UserStep,
+        captured: Captured,
+        rates: LearningRates,
+        facts: dict[str, str],
+        other: Inductors,
+        kept: frozenset[int],
+        eager_ns: int,
+    ) -> tuple[Variant, Gain] | None:
+        """Return the schedule that the cache has for this step, or None where there is none or it does not run."""
+        with self.say.stage("cache"):
+            cached = cache.find(captured.trace, facts, lambda entry, file: other.again(entry, file).trace, self.say)
+        if cached is None:
+            return None
+        entry, trace, schedule, plan = cached
+        of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
+        try:
+            with self.say.stage("cache"), put_back(step), restored(captured):
+                ready = self._prepared(of_kernels, trace, schedule, plan)
+            limit_bytes = self.wanted.memory_limit_bytes
+            if limit_bytes is not None and ready.peak_bytes > limit_bytes:
+                raise ReplayError(f"it takes {format_bytes(ready.peak_bytes)} now")
+            before = Candidate(
+                of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
+            )
+            with self.say.stage("check"):
+                verified = self.checker.verified(step, captured, rates, [before], kept)
+        except CANNOT_RUN as cause:
+            self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            return None
+        for each in (captured, of_kernels):
+            each.drop_copies()
+        return self._gained(
+            verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
+        )
 
     def _prepared(self, of_kernels: Captured, trace: Trace, schedule: Schedule, plan: MemoryPlan | None) -> Ready:
         """Return a schedule, or the memory plan that replaces it, ready to run."""
