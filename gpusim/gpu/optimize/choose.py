@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_POLICY, DEFAULT_SEED
-from gpusim.engine.compiled.warm import warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import GpusimError, MemoryLimitError, OptionError, PlanError
 from gpusim.formats.trace import Frontend, Trace, Variant
@@ -124,7 +123,6 @@ def quick_ns(trace: Trace, executor: Executor, wanted: Wanted) -> int:
     """Predict a step's time with one policy, on the best number of streams, in ns. `trace` has times."""
     hardware, _ = executor.hardware()
     graph = OpGraph.build(trace, hardware)
-    warm_up(graph.hardware)
     policy, evaluator = POLICIES[DEFAULT_POLICY], Evaluator(graph)
     counts = policy.stream_counts(stream_counts(wanted.streams))
     return min(evaluator.makespan_ns(policy(graph, count)) for count in counts)

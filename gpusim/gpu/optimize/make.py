@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from gpusim.engine.compiled.warm import compiling_ahead
+from gpusim.engine.compiled.warm import compiling_ahead, warm_up
 from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
 from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
@@ -91,18 +91,21 @@ class StepMaker:
         roots = (*roots, *Hooks(step).functions())
         eager_ns = self._timed_eager(step, roots)
         rates = LearningRates(step.optimizers, self.executor.device)
-        self.say("recording its operators")
-        with self.say.stage("recording"), put_back(step, roots):
-            captured = capture_bound(step, rates, options, inputs, roots)
-        other = Inductors(step, captured, self.wanted.inductor, self.say)
-        facts = self._facts()
-        found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
-        if found is not None:
-            return found
-        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
-        with compiling_ahead(self.executor.hardware()[0]) as wait_for_engine:
+        hardware, calibrated = self.executor.hardware()
+        with compiling_ahead(hardware) as wait_for_engine:  # not beside eager, which is timed
+            self.say("recording its operators")
+            with self.say.stage("recording"), put_back(step, roots):
+                captured = capture_bound(step, rates, options, inputs, roots)
+            other = Inductors(step, captured, self.wanted.inductor, self.say)
+            facts = self._facts()
+            found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
+            if found is not None:
+                return found
+            end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
             fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
-            wait_for_engine()
+            with self.say.stage("engine"):
+                wait_for_engine()
+                warm_up(hardware)
         captured.graph = None
         with quick_collections():
             profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
@@ -133,7 +136,6 @@ class StepMaker:
         cache.keep(
             captured.trace, facts, front.trace, made.style, chosen.schedule, chosen.plan, measured, self.say, as_kernels
         )
-        _, calibrated = self.executor.hardware()
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
         sequential = front.sequential
         without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem

@@ -13,6 +13,7 @@ Stage = Literal[
     "recording",
     "cache",
     "lowering",
+    "engine",
     "compiling",
     "profiling",
     "regions",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from gpusim.gpu.optimize import make
 from gpusim.gpu.optimize.progress import Progress
 from tests.support.optimizing import fast, net
 
@@ -61,3 +63,19 @@ def test_an_optimized_step_says_where_its_time_went() -> None:
     assert {"eager", "recording", "cache", "compiling", "profiling", "search", "trial", "check"} <= stages
     assert lines[-1].startswith("seconds by stage: ")
     assert all(seconds >= 0 for seconds in step.gain.stages_s.values())
+
+
+def test_the_engine_is_compiled_while_the_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside the eager step, whose time counts; and it is ready before the first prediction."""
+    said: list[str] = []
+
+    @contextmanager
+    def compiling(_: object) -> Iterator[Callable[[], None]]:
+        said.append("begins")
+        yield lambda: said.append("waits")
+
+    monkeypatch.setattr(make, "compiling_ahead", compiling)
+    step = fast(net().eval(), torch.randn(2, 6), say=said.append)
+    wanted = ["timing the eager step", "begins", "recording its operators", "waits", "searching"]
+    assert [text for text in said if text in wanted] == wanted
+    assert "engine" in step.gain.stages_s
