@@ -17,6 +17,7 @@ from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.lowering import COMPUTE, SYNC, lower_plan
 from gpusim.layerwise.makespan import simulate_plan
 from gpusim.layerwise.roles import roles_of
+from gpusim.layerwise.shares import whole
 from gpusim.step import Step, load
 from tests.support.layer_networks import chain, small_cnn, tables
 
@@ -118,6 +119,19 @@ def test_gradients_of_an_output_with_three_users_are_added_twice() -> None:
     captured = of_trace("googlenet-train-b8", 2)
     tasks = lower_plan(captured, data_parallel(captured.graph, 2)).plan.tasks
     assert all(task.name != "sum of gradients" for task in tasks)
+
+
+def test_captured_gradients_of_weights_are_told_from_those_of_the_input() -> None:
+    """ResNet-50's last layer: one product for the input, one for the weights with a sum for the bias, as captured."""
+    captured = step("resnet50-train-b8")
+    graph = layers_of(captured.trace)
+    times = TraceTimes(captured.graph, graph)
+    index, layer = next((i, layer) for i, layer in enumerate(graph.layers) if layer.kind == "linear")
+    first, late = times.backward_tasks(index, layer, whole(layer))
+    assert [*first, *late] == times.tasks(index, layer, whole(layer), backward=True)
+    assert any("at::native::reduce_kernel" in task.name for task in late)
+    assert not any("at::native::reduce_kernel" in task.name for task in first)
+    assert first
 
 
 def test_two_collectives_at_a_time_share_a_link() -> None:
