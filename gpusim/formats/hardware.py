@@ -130,7 +130,7 @@ class Copies(Document, frozen=True, kw_only=True):
     switch_ns: TimeNs = 0.0
     """Extra delay in a CUDA graph of a copy after a kernel, and of a kernel that waits for a copy."""
     copy_slowdown: Ratio = 0.0
-    """Slowdown of a copy while kernels run, as a share of its time."""
+    """Slowdown of a copy to the host or beside kernels, as a share of its time."""
     kernel_slowdown: Ratio = 0.0
     """Slowdown of kernels during copies in one direction, as a share of their time; twice that during both."""
 

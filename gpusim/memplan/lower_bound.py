@@ -5,8 +5,8 @@ the GPU, on the host, or gone and to be computed again. What is over the budget 
 Storages that only the forward pass needs count as free of charge:
 
 1. *Copies.* What is on the host was copied out before op t starts, and comes back after it. So m bytes take at least
-   m / bandwidth each way, `1 + copy_slowdown` times as long beside kernels, and as far as that is longer than the ops
-   before t, op t starts later. Kernels beside a copy take `1 + kernel_slowdown` times as long. Of the copies out either
+   m / bandwidth each way, out `1 + copy_slowdown` times as long, and as far as that is longer than the ops before t,
+   op t starts later. Kernels beside a copy take `1 + kernel_slowdown` times as long. Of the copies out either
    the delay counts or the slower kernels.
 2. *Recomputation.* What is gone is written again by every op of the forward pass that wrote it. What these ops read
    and the step does not save is computed again, too, unless it stays; where it is no smaller than all that is computed
@@ -16,7 +16,7 @@ Storages that only the forward pass needs count as free of charge:
 The bound takes storages by parts, the cheapest for their bytes first, and for each op t chooses the best m:
 
     step >= keep_all + min over m of (cheapest recomputation of D - m bytes) + f * m / bandwidth back - f * idle time
-                                     + max((m - free bytes) / bandwidth out, f * m / bandwidth out)
+                                     + max((1 + copy_slowdown) * (m - free bytes), f * m) / bandwidth out
 
 with f = `kernel_slowdown / (1 + 2 kernel_slowdown) * (1 + copy_slowdown)`, and as free bytes what is copied before t.
 It leaves out latencies, waits for copies, what recomputation needs of storages that are gone, too, and the time at
@@ -112,24 +112,23 @@ class LowerBound:
         there.append((sum(size[storage] for storage in passing if storage not in storages.touched[op]), 0.0))
         if sum(each for each, _ in there) < over_bytes:
             return None
-        cost_ns = cheapest_ns(there, over_bytes, self._copies, self._start_ns[op], self._idle_ns)
+        cost_ns = cheapest_ns(there, over_bytes, self._copies, self._start_ns[op])
         return cost_ns - copies.least_loss(self._copies) * self._idle_ns
 
 
-def cheapest_ns(
-    there: Sequence[tuple[int, float]], over_bytes: float, link: Copies, before_ns: float, idle_ns: float = 0.0
-) -> float:
+def cheapest_ns(there: Sequence[tuple[int, float]], over_bytes: float, link: Copies, before_ns: float) -> float:
     """Return the least time that `over_bytes` cost.
 
     `there` are bytes and ns a byte of recomputation. Copies out may run for the first `before_ns` of the step without
-    delay, at most `idle_ns` of which without a kernel.
+    delay.
     """
     out, back = (copies.full_bytes_per_ns(link, to_device) for to_device in (False, True))
+    in_step = copies.bytes_per_ns(link, to_device=False, both=False, kernels=True)
     slower = copies.least_loss(link)
-    free_bytes = copies.most_bytes(link, False, before_ns, idle_ns)
+    free_bytes = in_step * before_ns
     concurrent = (free_bytes / (1 - slower) if slower < 1 else inf, slower / out + slower / back)
     left, cost_ns = over_bytes, 0.0
-    for size, price in sorted([*there, concurrent, (inf, 1.0 / out + slower / back)], key=lambda each: each[1]):
+    for size, price in sorted([*there, concurrent, (inf, 1.0 / in_step + slower / back)], key=lambda each: each[1]):
         if left <= 0:
             break
         part = min(size, left)

@@ -2,13 +2,13 @@
 
     time alone = latency_ns + bytes / bandwidth of the direction
 
-While both directions are busy, both slow down by one factor, to `both_bytes_per_ns` together. A copy takes
-`1 + copy_slowdown` times as long while kernels run. Kernels take `1 + kernel_slowdown` times as long during a copy,
-and `1 + 2 kernel_slowdown` during copies in both directions. In a CUDA graph, a copy after a kernel starts `switch_ns`
-later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended before its other
-predecessors.
-The slower copies are a replayed step's. Copies concurrent with a few long kernels hardly slow down; the cause is not
-known (research/2026-11-24-plan-timelines.md).
+While both directions are busy, both slow down by one factor, to `both_bytes_per_ns` together. A copy to the host takes
+`1 + copy_slowdown` times as long, one to the device only while kernels run. Kernels take `1 + kernel_slowdown` times
+as long during a copy, and `1 + 2 kernel_slowdown` during copies in both directions. In a CUDA graph, a copy after a
+kernel starts `switch_ns` later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended
+before its other predecessors.
+The slower copies are a replayed step's. Copies in a row, also concurrent with kernels, hardly slow down; the cause is
+not known (research/2026-11-26-copies-out.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
 (`gpusim.gpu.calibrate.copies`), and profiled replays of memory plans. Constants: `Copies.h2d_bytes_per_ns`,
 `d2h_bytes_per_ns`, `both_bytes_per_ns`, `latency_ns`, `switch_ns`, `copy_slowdown`, `kernel_slowdown`. A trace may have
@@ -37,7 +37,7 @@ def bytes_per_ns(copies: Copies, to_device: bool, both: bool, kernels: bool) -> 
     full = full_bytes_per_ns(copies, to_device)
     total = copies.h2d_bytes_per_ns + copies.d2h_bytes_per_ns
     shared = min(1.0, copies.both_bytes_per_ns / total) if both else 1.0
-    return full * shared / (1.0 + (copies.copy_slowdown if kernels else 0.0))
+    return full * shared / (1.0 + (copies.copy_slowdown if kernels or not to_device else 0.0))
 
 
 def alone_ns(copies: Copies, copy_bytes: float, to_device: bool) -> float:
@@ -57,12 +57,6 @@ def switch_ns(copies: Copies, copying: bool, after_copy: bool, waits_for_copy: b
 def sm_rate(copies: Copies, working: int) -> float:
     """Return the rate of kernels during copies in `working` directions, over their rate without copies."""
     return 1.0 / (1.0 + copies.kernel_slowdown * working)
-
-
-def most_bytes(copies: Copies, to_device: bool, time_ns: float, idle_ns: float) -> float:
-    """Return the most bytes that copies of one direction move in `time_ns`, with no kernel for at most `idle_ns`."""
-    at_full_rate_ns = time_ns + copies.copy_slowdown * min(idle_ns, time_ns)
-    return full_bytes_per_ns(copies, to_device) * at_full_rate_ns / (1.0 + copies.copy_slowdown)
 
 
 def least_loss(copies: Copies) -> float:

@@ -415,6 +415,12 @@ def test_copies_take_longer_beside_kernels() -> None:
     assert spans(run(tested, make_hardware(h2d=100, copy_slowdown=0.25)))[1] == (0, 220)
 
 
+def test_copies_to_the_host_take_longer_with_or_without_kernels() -> None:
+    # 100 bytes per ns alone, 80 in a step.
+    tested = plan(task(100), copy("d2h", 20_000, queue=1))
+    assert spans(run(tested, make_hardware(d2h=100, copy_slowdown=0.25)))[1] == (0, 250)
+
+
 # --- Properties ---
 
 
