@@ -71,13 +71,14 @@ if best is not None and best.outcome is not None:
     numbers.append(("Fastest that fits", format_ns(outcome.step_ns), fastest))
 limit = f"a budget of {format_bytes(limit_mib * MIB)}" if limit_mib else f"the {format_bytes(capacity)} of the GPU"
 if comparison.fits(keep_all):
-    html.answer("yes", f"Yes, without a plan: the step needs {format_bytes(keep_all.peak_bytes)} of {limit}.")
+    html.answer(
+        "yes", f"Yes, without a plan: the step needs {format_bytes(comparison.needed_bytes(keep_all))} of {limit}."
+    )
 elif best is not None and best.outcome is not None:
-    cost = best.outcome.step_ns / keep_all.step_ns - 1
+    cost, needed = best.outcome.step_ns / keep_all.step_ns - 1, comparison.needed_bytes(best.outcome)
     html.answer(
         "yes",
-        f"Yes, with a plan: {best.policy} needs {format_bytes(best.outcome.peak_bytes)} of {limit}, and its step takes "
-        f"{cost:+.1%} time.",
+        f"Yes, with a plan: {best.policy} needs {format_bytes(needed)} of {limit}; its step takes {cost:+.1%} time.",
     )
 else:
     html.answer("no", f"No plan brings the step under {limit}.")

@@ -110,10 +110,19 @@ class MemoryComparison:
         """Whether the trace has the workspaces of its ops; otherwise peaks leave them out."""
         return any(self.storages.workspace_bytes)
 
+    @property
+    def limit_bytes(self) -> int:
+        """The budget, or without one the GPU's memory, in bytes."""
+        return self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
+
+    def needed_bytes(self, outcome: Outcome) -> int:
+        """Return what a plan needs of the limit: a budget is for what is allocated, a GPU holds what is reserved."""
+        peak_bytes = outcome.peak_bytes
+        return peak_bytes if self.budget_bytes is not None else max(peak_bytes, outcome.use.reserved_bytes)
+
     def fits(self, outcome: Outcome) -> bool:
         """Whether a plan keeps the budget, or without a budget, the GPU's memory."""
-        limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
-        return outcome.peak_bytes <= limit
+        return self.needed_bytes(outcome) <= self.limit_bytes
 
     @cached_property
     def lower_bound(self) -> LowerBound:
@@ -156,8 +165,8 @@ class MemoryComparison:
 
     def largest_batch(self, outcome: Outcome) -> int:
         """Estimate the largest batch with which a plan of this kind fits the GPU or the budget; 0 where none does."""
-        limit = self.capacity_bytes if self.budget_bytes is None else self.budget_bytes
-        return largest_batch(self.storages, outcome, limit)
+        allocated = outcome.use.peak.allocated_bytes / max(self.needed_bytes(outcome), 1)
+        return largest_batch(self.storages, outcome, int(self.limit_bytes * allocated))
 
     def peak_text(self, outcome: Outcome) -> str:
         """Describe the place of a peak: op, layer and phase."""

@@ -159,13 +159,13 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
             f"The peak predicted for keep_all is {_error(comparison, run):+.2%} off."
         )
     best = comparison.best
-    limit = comparison.capacity_bytes if comparison.budget_bytes is None else comparison.budget_bytes
+    limit = comparison.limit_bytes
     if best is None or best.outcome is None:
         out.print(f"None of these plans keeps {format_bytes(limit)}.")
     else:
         out.print(
             f"Fastest within {format_bytes(limit)}: {best.policy}, {format_ns(best.outcome.step_ns)}, "
-            f"peak {format_bytes(best.outcome.peak_bytes)}"
+            f"peak {format_bytes(best.outcome.peak_bytes)}, reserved {format_bytes(best.outcome.use.reserved_bytes)}"
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 import gpusim
 from gpusim.memplan.batches import constant_levels, largest_batch
+from gpusim.memplan.compare import compare_policies
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.memory import memory_of
 from gpusim.memplan.plan import MemoryPlan
@@ -13,6 +15,7 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.program import program_of
 from gpusim.memplan.storages import Storages
+from gpusim.plan.graph import OpGraph
 from tests.support.memory_steps import chain_step
 
 
@@ -42,3 +45,18 @@ def test_what_is_constant_is_part_of_what_is_allocated() -> None:
         constant_levels(storages, program), memory_of(storages, program).allocated_bytes, strict=True
     ):
         assert 0 <= constant <= level
+
+
+def test_a_gpu_must_hold_what_is_reserved_and_a_budget_what_is_allocated() -> None:
+    step = gpusim.load("googlenet-train-b8")
+    outcome = compare_policies(step.graph, policies=[]).keep_all
+    between = (outcome.peak_bytes + outcome.use.reserved_bytes) // 2
+    assert outcome.peak_bytes < between < outcome.use.reserved_bytes
+    memory = msgspec.structs.replace(step.graph.hardware.memory, dram_bytes=between)
+    small = OpGraph.build(step.trace, msgspec.structs.replace(step.graph.hardware, memory=memory))
+    on_gpu = compare_policies(small, policies=[])
+    assert not on_gpu.fits(outcome)
+    assert on_gpu.largest_batch(outcome) < 8
+    within = compare_policies(small, policies=[], budget_bytes=between)
+    assert within.fits(outcome)
+    assert within.largest_batch(outcome) >= 8
