@@ -376,7 +376,7 @@ def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
     found, text = warned(lambda: fast(model, X, memory_limit_bytes=100))
     assert found is model
     assert "memory limit 100 B: the least that any schedule takes is " in text
-    assert "; no plan keeps 100 B; the smallest budget that works for a plan found here is 1 MiB: " in text
+    assert "; no plan keeps 100 B; the smallest budget that works for a plan found here is 7 KiB: " in text
 
 
 def test_optimized_step_and_its_gain_are_short_in_a_terminal_and_tables_in_a_notebook() -> None:
