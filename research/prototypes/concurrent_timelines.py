@@ -1,6 +1,6 @@
 """Where a schedule on several streams takes longer than predicted: by prefixes, stand-in kernels and profiled kernels.
 
-    python research/prototypes/concurrent_timelines.py OUT.json.gz SECONDS RESULTS.json:TRACE:STREAMS,STREAMS ...
+    python research/prototypes/concurrent_timelines.py OUT.json.gz SECONDS RESULTS.json:TRACE:STREAMS,STREAMS[:real] ...
 
 Each step runs as its sequential graph and under one stored schedule for each number of streams, recorded as
 
@@ -9,8 +9,8 @@ Each step runs as its sequential graph and under one stored schedule for each nu
 - hold: kernels of as many blocks, threads and shared memory that only wait. Starts and places of blocks are left;
 - serial: its own kernels, each waiting for the one before. Memory and edges of the schedule are left, without company.
 
-All are timed without a profiler first; then kernels are profiled. The list of each recording has its kernels in launch
-order: profiled start and duration in ns, the executor's stream, and the name's number.
+With `:real` only the first is recorded. All are timed without a profiler first; then kernels are profiled. Each replay
+has its kernels in order of time: start and duration in ns, the executor's stream, the name's number, and its blocks.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def schedules_of(
 class Step:
     """A step on the GPU, with its recorder and schedules."""
 
-    def __init__(self, results: str, name: str, streams: str) -> None:
-        self.name = name
+    def __init__(self, results: str, name: str, streams: str, kinds: str = "real,spin,hold,serial") -> None:
+        self.name, self.kinds = name, kinds.split(",")
         self.graph, stored = schedules_of(Path(results), name, [int(each) for each in streams.split(",")])
         self.schedules = {"1": Schedule.in_recorded_order(len(self.graph))} | {k: v[0] for k, v in stored.items()}
         self.stored = {k: {"measured_ns": v[1], "policy": v[2]} for k, v in stored.items()}
@@ -167,11 +167,9 @@ class Step:
 
     def recordings(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Yield a name and a maker for each recording."""
-        for kind in ("real", "spin", "hold"):
-            for streams, schedule in self.schedules.items():
+        for kind in self.kinds:
+            for streams, schedule in list(self.schedules.items())[kind == "serial" :]:
                 yield f"{kind} {streams}", partial(self.ladder.made, kind, schedule)
-        for streams, schedule in list(self.schedules.items())[1:]:
-            yield f"serial {streams}", partial(self.ladder.made, "serial", schedule)
 
     def timed(self) -> dict[str, Any]:
         """Return the times of all recordings without a profiler, and of prefixes."""
@@ -261,7 +259,8 @@ def main() -> None:
                 found = step.document()
                 result["steps"].append(found)
                 found["timed"] = step.timed()
-                found["prefixes"] = step.prefixes()
+                if len(step.kinds) > 1:
+                    found["prefixes"] = step.prefixes()
                 steps.append((step, found))
             except Exception as error:  # one step must not lose the others
                 result.setdefault("failed", []).append([each, repr(error)])
