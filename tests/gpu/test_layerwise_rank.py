@@ -24,7 +24,6 @@ from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.direct import Direct, Space
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
-from gpusim.gpu.layerwise.pieces import pieces
 from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.sharing import groups_of, sharing
 from gpusim.gpu.layerwise.transport import Alone, Finish, Groups, Tensors
@@ -36,6 +35,7 @@ from gpusim.layerwise.fixed_plans import Choice, data_parallel
 from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.lowering import lower_plan
 from gpusim.layerwise.network_builder import NetworkBuilder
+from gpusim.layerwise.pieces import pieces
 from tests.support.layer_networks import chain, small_cnn
 
 CPU = torch.device("cpu")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gpusim.gpu.layerwise.pieces import EdgePieces
 from gpusim.gpu.layerwise.transport import Finish, Transport
 from gpusim.layerwise.gathers import in_one_piece
 from gpusim.layerwise.layers import Layer
+from gpusim.layerwise.pieces import EdgePieces
 
 
 def from_batch(edge: EdgePieces, inputs: torch.Tensor, padding: float) -> torch.Tensor:

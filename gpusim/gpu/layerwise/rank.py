@@ -28,7 +28,6 @@ from gpusim.gpu.layerwise.operations import (
     parameters_of,
     run_layer,
 )
-from gpusim.gpu.layerwise.pieces import pieces
 from gpusim.gpu.layerwise.sharing import across_channels, sharing
 from gpusim.gpu.layerwise.state import LayerState
 from gpusim.gpu.layerwise.sums import GradientSums
@@ -38,6 +37,7 @@ from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.pieces import pieces
 
 Part = Literal["forward", "backward", "transfer", "sums"]
 """What a rank does for a layer."""

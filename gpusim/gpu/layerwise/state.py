@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gpusim.gpu.layerwise.pieces import Box, EdgePieces
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.layers import Layer
+from gpusim.layerwise.pieces import Box, EdgePieces
 
 
 @dataclass
