@@ -36,7 +36,16 @@ from gpusim.layerwise.costs import (
 )
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import BATCH, Layer
-from gpusim.layerwise.made_up import collective_kernel, copy_kernel, is_matrix, made_up_kernel, sum_kernel
+from gpusim.layerwise.made_up import (
+    collective_kernel,
+    copy_kernel,
+    is_matrix,
+    made_up_kernel,
+    streaming_kernel,
+    sum_kernel,
+)
+from gpusim.layerwise.packing import Packing, packing
+from gpusim.layerwise.pieces import pieces
 from gpusim.layerwise.regions import transfers
 from gpusim.layerwise.roles import Role, roles_of
 from gpusim.layerwise.shares import Share, backward_work, forward_work, shares_of, weight_elements
@@ -212,6 +221,7 @@ class Lowering:
         if purpose == "backward" and user in self.begun:
             for role, tasks in self.begun.pop(user).items():
                 self.waiting[role] += tasks
+            self._pack(user, [back.after for _, back in self._exchange_of(user, number).packing])
             return
         self._move(user, number, purpose)
 
@@ -222,23 +232,26 @@ class Lowering:
         purpose: Literal["forward", "backward"],
         waits: dict[int, list[int]] | None = None,
     ) -> dict[int, list[int]]:
-        """Add the collective of one input in one direction; rearrange what is gathered. `waits` as in `collective`."""
+        """Add the collective of one input in one direction, with packing. With `waits`, it is unpacked later."""
         exchange = self._exchange_of(user, number)
-        dur_ns = exchange.backward_ns if purpose == "backward" else exchange.forward_ns
+        backward = purpose == "backward"
+        dur_ns = exchange.backward_ns if backward else exchange.forward_ns
         if dur_ns <= 0:
             return {}
         takes_part = [n for n, role in enumerate(self.roles) if role.gpu < exchange.gpus]
-        if exchange.copied_bytes and purpose == "backward":
-            self._rearrange(takes_part, exchange, user)
-            waits = waits and {role: [*tasks, self.last_kernel[role]] for role, tasks in waits.items()}
+        packings = [both[backward] for both in exchange.packing]
+        self._pack(user, [each.before for each in packings])
+        waits = waits and {role: [*tasks, self.last_kernel[role]] for role, tasks in waits.items()}
         tasks = self.collective(takes_part, dur_ns, exchange.wire_bytes, "transfer", user, waits)
-        if exchange.copied_bytes and purpose == "forward":
-            self._rearrange(takes_part, exchange, user)
+        if waits is None:
+            self._pack(user, [each.after for each in packings])
         return tasks
 
-    def _rearrange(self, takes_part: Sequence[int], exchange: _Exchange, user: int) -> None:
-        for role in takes_part:
-            self.launch(role, copy_kernel(exchange.copied_bytes, self.hardware), "copy", user)
+    def _pack(self, user: int, kernels: Sequence[tuple[int, ...]]) -> None:
+        """Launch the kernels that pack or unpack an input on each role, by their traffic."""
+        for role, sizes in enumerate(kernels):
+            for traffic in sizes:
+                self.launch(role, streaming_kernel("copy", traffic, self.hardware), "copy", user)
 
     def _share_gradient(self, user: int, source: int) -> None:
         """Sum the gradient of a layer that every GPU computes, with a part on each GPU."""
@@ -262,12 +275,25 @@ class Lowering:
             wire_bytes = float(moved.busiest[0, 0]) * size
             gather = gather_of(self.problem, before, self.choice[source], layer, number, self.choice[user])
             if gather is not None:
-                times_ns, copied = (gather.forward_ns, gather.backward_ns), gather.copied_bytes
+                times_ns = gather.forward_ns, gather.backward_ns
             else:
                 found = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
-                times_ns, copied = (float(found[0]), float(found[0])), 0
-            self.exchanges[key] = _Exchange(*times_ns, wire_bytes, gpus, copied)
+                times_ns = float(found[0]), float(found[0])
+            self.exchanges[key] = _Exchange(*times_ns, wire_bytes, gpus, self._packing(user, number))
         return self.exchanges[key]
+
+    def _packing(self, user: int, number: int) -> tuple[tuple[Packing, Packing], ...]:
+        """Return what each role packs forward and backward. Pieces of GPUs on several nodes are not cut here."""
+        layer = self.graph.layers[user]
+        source = layer.inputs[number].source
+        before, size, gpus = self.graph.layers[source], layer.element_bytes, self.problem.gpus
+        if gpus > self.topology.gpus_per_node:
+            return ((Packing(), Packing()),) * len(self.roles)
+        configs = self.choice[source], self.choice[user]
+        return tuple(
+            packing(pieces(before, configs[0], layer, number, configs[1], gpus, role.gpu), before, part.output, size)
+            for role, part in zip(self.roles, self.shares[source], strict=True)
+        )
 
     def _statistics(self, index: int) -> None:
         """Add the exchange of BatchNorm statistics that parts share, once in each pass."""
@@ -360,13 +386,13 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """One input's redistribution: its times, bytes on the busiest GPU's link, GPUs, and bytes rearranged by copies."""
+    """One input's redistribution: its times, bytes on the busiest GPU's link, GPUs, and what each role packs."""
 
     forward_ns: float
     backward_ns: float
     wire_bytes: float
     gpus: int
-    copied_bytes: int
+    packing: tuple[tuple[Packing, Packing], ...]
 
 
 def _shrunk(task: Task, part: float) -> list[Task]:

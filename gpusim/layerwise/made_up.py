@@ -58,15 +58,16 @@ def copy_ns(size_bytes: int, hardware: HardwareModel) -> float:
 
 def copy_kernel(size_bytes: int, hardware: HardwareModel) -> Task:
     """Make a kernel that reads and writes this many bytes."""
-    return _streaming("copy", 2 * size_bytes, hardware)
+    return streaming_kernel("copy", 2 * size_bytes, hardware)
 
 
 def sum_kernel(users: int, output_bytes: int, hardware: HardwareModel) -> Task:
     """Make the kernels that add the gradients of an output with several users: each reads two and writes one."""
-    return _streaming("sum of gradients", 3 * output_bytes * (users - 1), hardware)
+    return streaming_kernel("sum of gradients", 3 * output_bytes * (users - 1), hardware)
 
 
-def _streaming(name: str, traffic: int, hardware: HardwareModel) -> Task:
+def streaming_kernel(name: str, traffic: int, hardware: HardwareModel) -> Task:
+    """Make a kernel that moves this many bytes to and from memory."""
     dur_ns = max(LATENCY_NS, traffic / hardware.memory.dram_bytes_per_ns)
     return made_up_kernel(name, dur_ns, float(traffic), False, hardware)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -16,6 +17,8 @@ from gpusim.layerwise.fixed_plans import FIXED_PLANS, data_parallel, one_weird_t
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.lowering import COMPUTE, SYNC, lower_plan
 from gpusim.layerwise.makespan import simulate_plan
+from gpusim.layerwise.packing import Packing, packing
+from gpusim.layerwise.pieces import pieces
 from gpusim.layerwise.roles import roles_of
 from gpusim.layerwise.shares import whole
 from gpusim.step import Step, load
@@ -247,3 +250,28 @@ def test_a_step_without_optimizer_ends_with_its_sums() -> None:
     assert (span.transfer_ns, span.sync_ns > 0) == (0, True)
     parts = span.compute_ns + span.slowed_ns + span.transfer_ns + span.sync_ns + span.gaps_ns
     assert parts == pytest.approx(span.step_ns)
+
+
+def test_pieces_are_packed_as_a_rank_packs_them() -> None:
+    """From channels to samples on 2 GPUs, of 8 samples of 16 x 16 maps of 16 channels in single precision.
+
+    Forward: 4 samples of a GPU's channels are in one piece, and half of the channels of its samples are not: its own
+    and the received ones are copied. Back: the half for the other GPU is copied, and both are added to zeros.
+    """
+    graph = chain(4).for_gpus(2)
+    ours, theirs = Config(c=2), Config(n=2)
+    edge = pieces(graph.layers[0], ours, graph.layers[1], 0, theirs, 2, 0)
+    forward, back = packing(edge, graph.layers[0], (8, 8, 16, 16), 4)
+    piece = 4 * 8 * 16 * 16 * 4
+    assert forward == Packing((), (2 * piece, 2 * piece))
+    assert back == Packing((2 * piece,), (2 * piece, 3 * piece, 3 * piece))
+    whole = pieces(graph.layers[0], Config(), graph.layers[1], 0, theirs, 2, 1)
+    assert packing(whole, graph.layers[0], (0, 0, 0, 0), 4) == (Packing(), Packing()), "it receives what it needs"
+    problem = of_network("chain", 2)
+    choice = tuple(
+        ours if layer.name == "conv0" else config
+        for layer, config in zip(problem.graph.layers, data_parallel(problem.graph, 2), strict=True)
+    )
+    lowered = lower_plan(problem, choice)
+    pairs = zip(lowered.purposes, lowered.layers, strict=True)
+    assert Counter(pairs)["copy", 1] == 2 + 1 + 3 + 1, "forward, back, and into a bucket of gradients"
