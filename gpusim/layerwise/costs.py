@@ -53,6 +53,8 @@ class Problem(ShortRepr):
     batch_norm: BatchNorm = DEFAULT_BATCH_NORM
     bucket_bytes: int = BUCKET_BYTES
     """Least size of the buckets in which gradients are summed."""
+    direct: bool = False
+    """Whether GPUs read each other's memory, so that pieces are not packed (`gpusim.gpu.layerwise.direct`)."""
     _shares: dict[tuple[int, Config], Share] = field(default_factory=dict, repr=False)
     _costs: dict[tuple[int, Config], LayerCost] = field(default_factory=dict, repr=False)
 

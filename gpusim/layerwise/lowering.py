@@ -290,9 +290,10 @@ class Lowering:
         if gpus > self.topology.gpus_per_node:
             return ((Packing(), Packing()),) * len(self.roles)
         configs = self.choice[source], self.choice[user]
+        edges = (pieces(before, configs[0], layer, number, configs[1], gpus, role.gpu) for role in self.roles)
         return tuple(
-            packing(pieces(before, configs[0], layer, number, configs[1], gpus, role.gpu), before, part.output, size)
-            for role, part in zip(self.roles, self.shares[source], strict=True)
+            packing(edge, before, part.output, size, direct=self.problem.direct)
+            for edge, part in zip(edges, self.shares[source], strict=True)
         )
 
     def _statistics(self, index: int) -> None:

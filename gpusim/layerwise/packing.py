@@ -23,13 +23,19 @@ class Packing:
     after: tuple[int, ...] = ()
 
 
-def packing(edge: EdgePieces, source: Layer, part: Extents, element_bytes: int) -> tuple[Packing, Packing]:
-    """Return the kernels of the exchange of an input, and of that of its gradient; `part` is the GPU's of `source`."""
+def packing(
+    edge: EdgePieces, source: Layer, part: Extents, element_bytes: int, *, direct: bool = False
+) -> tuple[Packing, Packing]:
+    """Return the kernels of the exchange of an input, and of that of its gradient; `part` is the GPU's of `source`.
+
+    With `direct`, the time of an exchange includes its copies of pieces.
+    """
     if edge.gathered is not None:
         copied = () if in_one_piece(source, edge.gathered) else (2 * prod(source.output) * element_bytes,)
         return Packing(after=copied), Packing(before=copied)
-    strided_sends = tuple(2 * _bytes(box, element_bytes) for _, box in edge.sends if not _in_one_piece(box, part))
-    strided = tuple(2 * _bytes(box, element_bytes) for _, box in edge.receives if not _in_one_piece(box, edge.shape))
+    sends, receives = ((), ()) if direct else (edge.sends, edge.receives)
+    strided_sends = tuple(2 * _bytes(box, element_bytes) for _, box in sends if not _in_one_piece(box, part))
+    strided = tuple(2 * _bytes(box, element_bytes) for _, box in receives if not _in_one_piece(box, edge.shape))
     own = () if edge.own is None else (2 * _bytes(edge.own[1], element_bytes),)
     filled = () if edge.is_full else (prod(edge.shape) * element_bytes,)
     boxes = [*([] if edge.own is None else [edge.own[0]]), *(box for _, box in edge.sends)]

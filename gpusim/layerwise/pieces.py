@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusim.layerwise.configs import Config, boxes, needed
+from gpusim.layerwise.configs import Config, boxes, needed, volume
 from gpusim.layerwise.gathers import gathered_along
 from gpusim.layerwise.layers import BATCH, Ints, Layer
 
@@ -37,6 +37,12 @@ class EdgePieces:
     """Whether the buffer includes the padding in height and in width, so that the operation must not add it."""
     gathered: int | None = None
     """Dimension along which all ranks gather the whole input, each having an equal part; without sends and receives."""
+    exchanged: bool = False
+    """Whether any two ranks exchange pieces of this input."""
+    receive_offsets: tuple[int, ...] = ()
+    """For each of `receives`, the elements that its peer sends to ranks before this one."""
+    send_offsets: tuple[int, ...] = ()
+    """For each of `sends`, the elements that its peer receives from ranks before this one."""
 
     @property
     def is_full(self) -> bool:
@@ -86,7 +92,35 @@ def pieces(
     is_own = whole and not summed
     if not exchanges and not is_own and _has_all(user, number, user_config, held, mine):  # it takes what it needs
         shape, interior, is_own = held.shape, mine.within(held.low), True
-    return EdgePieces(shape, own, tuple(sends), tuple(receives), interior, interior, is_own, padded)
+    moved = moved_between(source, source_config, user, number, user_config, gpus)
+    return EdgePieces(
+        shape,
+        own,
+        tuple(sends),
+        tuple(receives),
+        interior,
+        interior,
+        is_own,
+        padded,
+        exchanged=bool(moved.any()),
+        receive_offsets=tuple(int(moved[peer, :rank].sum()) for peer, _ in receives),
+        send_offsets=tuple(int(moved[:rank, peer].sum()) for peer, _ in sends),
+    )
+
+
+def moved_between(
+    source: Layer, source_config: Config, user: Layer, number: int, user_config: Config, gpus: int
+) -> Ints:
+    """Return the elements that each rank (row) sends to each other one (column) for one input."""
+    devices = np.arange(gpus)
+    if source_config.replicated:
+        return np.zeros((gpus, gpus), np.int64)
+    own_low, own_high = boxes(source.output, source_config, devices)
+    need_low, need_high = needed(user, number, *boxes(user.output, user_config, devices))
+    low, high = np.maximum(own_low[:, None], need_low[None]), np.minimum(own_high[:, None], need_high[None])
+    moved = volume(low, high)
+    np.fill_diagonal(moved, 0)
+    return moved
 
 
 def _has_all(user: Layer, number: int, user_config: Config, held: _Box, mine: _Box) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import threading
-import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from gpusim.errors import OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
 from gpusim.gpu.layerwise.batch import make_data
-from gpusim.gpu.layerwise.direct import Direct, Space
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Rank
@@ -221,7 +219,7 @@ class Exchanging(Alone):
         self._noted("begin")
         return lambda: self._noted("finish")
 
-    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
+    def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
         self._noted("begin" if sends or receives else "nothing")
         return lambda: self._noted("finish" if sends or receives else "nothing")
 
@@ -333,40 +331,3 @@ def test_a_layer_that_nothing_runs_is_named() -> None:
             [],
             Surroundings((0, 1), (0, 1), 1),
         )
-
-
-def test_gathers_through_shared_memory_give_each_rank_all_parts_and_sums() -> None:
-    """Three ranks as threads, several steps: an odd number of gathers a step, and one rank that is always late."""
-    gpus, steps = 3, 4
-    meeting = threading.Barrier(gpus)
-    memories = [[torch.full((12,), torch.nan) for _ in range(gpus)] for _ in range(2)]
-    found: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(gpus)}
-
-    def run(rank: int) -> None:
-        spaces = [Space(memory, lambda: meeting.wait(timeout=30) and None) for memory in memories]
-        transport = Direct(Alone(rank), (spaces[0], spaces[1]))
-        for step in range(steps):
-            for turn in range(3):
-                if rank == 0:
-                    time.sleep(0.002)
-                whole, part = torch.empty(gpus, 2), torch.empty(2)
-                transport.gather(whole, torch.tensor([10.0 * rank, step + turn]))
-                transport.begin_scatter(part, whole + rank)()
-                found[rank] += [whole, part] if turn < 2 else [whole]
-            transport.gather(torch.empty(gpus, 4), torch.zeros(4))
-            transport.finish()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(gpus)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    for rank in range(gpus):
-        wholes = [each for each in found[rank] if each.ndim == 2]
-        parts = [each for each in found[rank] if each.ndim == 1]
-        numbers = [step + turn for step in range(steps) for turn in range(3)]
-        for number, whole in zip(numbers, wholes, strict=True):
-            assert whole.tolist() == [[10.0 * each, number] for each in range(gpus)]
-        sums = [step + turn for step in range(steps) for turn in range(2)]
-        for number, part in zip(sums, parts, strict=True):
-            assert part.tolist() == [gpus * 10.0 * rank + 3, gpus * number + 3.0]

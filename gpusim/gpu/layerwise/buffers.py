@@ -26,20 +26,14 @@ def put_together(
 ) -> torch.Tensor:
     """Return a buffer of the dtype and device of `like`, filled with own and received pieces, and padding."""
     buffer = like.new_empty(edge.shape) if edge.is_full else like.new_full(edge.shape, padding)
-    outgoing = [] if held is None else [(peer, held[box].contiguous()) for peer, box in edge.sends]
-    places = [buffer[box] for _, box in edge.receives]
-    incoming = [
-        (peer, place if place.is_contiguous() else place.new_empty(place.shape))
-        for (peer, _), place in zip(edge.receives, places, strict=True)
-    ]
-    arrived = transport.begin_exchange(outgoing, incoming)
+    outgoing = [] if held is None else [(peer, held[box]) for peer, box in edge.sends]
+    incoming = [(peer, buffer[box]) for peer, box in edge.receives]
+    arrived = transport.begin_exchange(outgoing, incoming, edge.receive_offsets) if edge.exchanged else None
     if edge.own is not None:
         assert held is not None
         buffer[edge.own[1]] = held[edge.own[0]]
-    arrived()
-    for place, (_, piece) in zip(places, incoming, strict=True):
-        if piece is not place:
-            place.copy_(piece)
+    if arrived is not None:
+        arrived()
     return buffer
 
 

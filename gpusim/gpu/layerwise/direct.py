@@ -1,8 +1,8 @@
-"""Gathers by kernels that read the other GPUs' memory, in place of NCCL's: for the GPUs of one host.
+"""Exchanges by kernels that read the other GPUs' memory, in place of NCCL's: for the GPUs of one host.
 
-A rank copies its part to memory that all can read (torch's symmetric memory), waits until all have, and reads theirs.
-Two such spaces are used in turns, so one barrier is enough: who passes that of the next gather knows that all have read
-what it wrote for the last but one.
+A rank copies what others need to memory that all can read (torch's symmetric memory), waits until all have, and reads
+theirs. Two such spaces are used in turns, so one barrier is enough: who passes that of the next exchange knows that all
+have read what it wrote for the last but one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpusim.gpu.layerwise.transport import Finish, Tensors, Transport
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.gathers import gathered_along
 from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.pieces import moved_between
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Space:
 
 
 class Direct:
-    """A transport with gathers of its own; what else it is asked for, another one does."""
+    """A transport with exchanges of its own; sums are those of another one."""
 
     def __init__(self, other: Transport, spaces: tuple[Space, Space]) -> None:
         self.rank, self._other, self._spaces, self._used = other.rank, other, spaces, 0
@@ -61,25 +62,39 @@ class Direct:
             for other in others:
                 total.add_(other)
 
+        return self._beside(run, part, parts)
+
+    def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
+        """See `Transport`."""
+        space = self._next()
+
+        def run() -> None:
+            place = 0
+            for _, tensor in sends:
+                space.memory[self.rank][place:][: tensor.numel()].view(tensor.shape).copy_(tensor)
+                place += tensor.numel()
+            space.barrier()
+            for (peer, into), offset in zip(receives, offsets, strict=True):
+                sent = space.memory[peer][offset:][: into.numel()].view(into.shape)
+                torch.mul(sent, 1, out=into)  # a copy between GPUs would be made by a slower engine
+
+        return self._beside(run, sends, receives)
+
+    def _beside(self, run: Callable[[], None], *tensors: object) -> Finish:
+        """Run kernels beside those of the current stream, with tensors of which its allocator knows nothing."""
         if self._side is None:
             run()
             return lambda: None
-        side = self._side
+        side, held = self._side, list(tensors)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run()
-        held = part, parts  # the allocator knows nothing of the other stream
 
         def finish() -> None:
-            nonlocal held
             torch.cuda.current_stream().wait_stream(side)
-            del held
+            held.clear()
 
         return finish
-
-    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
-        """See `Transport`."""
-        return self._other.begin_exchange(sends, receives)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
@@ -99,20 +114,24 @@ class Direct:
 def direct(
     other: Transport, graph: LayerGraph, choice: Choice, gpus: int, device: torch.device, dtype: torch.dtype
 ) -> Transport:
-    """Return `other` with the gathers of a plan by memory that all GPUs of this host can read; all ranks call it."""
-    elements = gathered_elements(graph, choice, gpus)
+    """Return `other` with the exchanges of a plan by memory that all GPUs of this host can read; all ranks call it."""
+    elements = shared_elements(graph, choice, gpus)
     return Direct(other, spaces(elements, device, dtype)) if elements else other
 
 
-def gathered_elements(graph: LayerGraph, choice: Choice, gpus: int) -> int:
-    """Return the elements of the largest layer that a plan gathers; 0 if there is none."""
+def shared_elements(graph: LayerGraph, choice: Choice, gpus: int) -> int:
+    """Return the most elements that a rank gives to others in one exchange of a plan; 0 without exchanges."""
     elements = 0
     for user, config in zip(graph.layers, choice, strict=True):
         for number, edge in enumerate(user.inputs):
-            if edge.source != BATCH:
-                source = graph.layers[edge.source]
-                if gathered_along(source, choice[edge.source], user, number, config, gpus) is not None:
-                    elements = max(elements, prod(source.output))
+            if edge.source == BATCH:
+                continue
+            source, source_config = graph.layers[edge.source], choice[edge.source]
+            if gathered_along(source, source_config, user, number, config, gpus) is not None:
+                elements = max(elements, prod(source.output))
+            else:
+                moved = moved_between(source, source_config, user, number, config, gpus)
+                elements = max(elements, int(moved.sum(axis=0).max()), int(moved.sum(axis=1).max()))
     return elements
 
 

@@ -209,6 +209,8 @@ class Rank:
         held = None if source == BATCH else self.states[source].output
         if edge.is_own:
             assert held is not None
+            if edge.exchanged:  # by other ranks
+                self.transport.begin_exchange([], [], [])()
             return held.detach().requires_grad_(wants_gradient)
         padding = -inf if any(op.kind == "pool" and not op.options["average"] for op in state.layer.ops) else 0.0
         if source == BATCH:
@@ -300,6 +302,8 @@ class Rank:
         if edge.is_own:
             if gradient is not None:
                 target.add(gradient)
+            if edge.exchanged and not state.config.replicated:
+                return self.transport.begin_exchange([], [], [])
             return _nothing
         if edge.gathered is not None:
             assert target.output is not None
@@ -319,11 +323,13 @@ class Rank:
         incoming: list[tuple[int, torch.Tensor]] = []
         if not state.config.replicated:  # of a replicated one each rank has the whole gradient, and takes its own part
             if gradient is not None:
-                outgoing = [(peer, gradient[box].contiguous()) for peer, box in edge.receives]
+                outgoing = [(peer, gradient[box]) for peer, box in edge.receives]
             if target.output is not None:
                 shapes = [(peer, target.output[box].shape) for peer, box in edge.sends]
                 incoming = [(peer, self.loss.new_empty(shape)) for peer, shape in shapes]
-        arrived = self.transport.begin_exchange(outgoing, incoming)
+        arrived = _nothing
+        if edge.exchanged and not state.config.replicated:
+            arrived = self.transport.begin_exchange(outgoing, incoming, edge.send_offsets)
         if target.config.replicated and not state.config.replicated:  # every rank needs what all parts give
             assert target.output is not None
             total = torch.zeros_like(target.output)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 Tensors = Sequence[tuple[int, torch.Tensor]]
-"""Ranks, each with a contiguous tensor for it or from it."""
+"""Ranks, each with a tensor for it or from it, which may be a view."""
 Finish = Callable[[], None]
 """Waits for what was begun."""
 
@@ -33,8 +33,11 @@ class Transport(Protocol):
 
     rank: int
 
-    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
-        """Begin to send tensors and to receive into others."""
+    def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
+        """Begin to send tensors and to receive into others; all ranks call it.
+
+        `offsets` has, for each tensor received, the elements that its sender sends to others before.
+        """
         ...
 
     def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
@@ -74,12 +77,23 @@ class Distributed:
         self._exchanges = _of_high_priority()
         self._begun: list[Any] = []
 
-    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
-        """See `Transport`."""
+    def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
+        """See `Transport`. A view that is not in one piece of memory is copied."""
         group = self._exchanges
-        operations = [dist.P2POp(dist.isend, tensor, peer, group) for peer, tensor in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, peer, group) for peer, tensor in receives]
-        return _finish(dist.batch_isend_irecv(operations) if operations else [])
+        incoming = [(peer, into if into.is_contiguous() else into.new_empty(into.shape)) for peer, into in receives]
+        operations = [dist.P2POp(dist.isend, tensor.contiguous(), peer, group) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, tensor, peer, group) for peer, tensor in incoming]
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+            operations.clear()  # until now it has held what is sent
+            for (_, into), (_, tensor) in zip(receives, incoming, strict=True):
+                if tensor is not into:
+                    into.copy_(tensor)
+
+        return finish
 
     def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
         """See `Transport`."""
@@ -134,7 +148,7 @@ class Alone:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def begin_exchange(self, sends: Tensors, receives: Tensors) -> Finish:
+    def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
         """See `Transport`."""
         return _finish([])
 
