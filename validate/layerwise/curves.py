@@ -17,7 +17,7 @@ LEAST_BYTES, MOST_BYTES = 4 << 10, 256 << 20
 
 
 def with_own_curves(topology: Topology, device: torch.device, transport: Transport | None) -> Topology:
-    """Return a topology with curves for this number of ranks; all ranks call it. Gathers are those of a transport."""
+    """Return a topology with curves for this number of ranks; all ranks call it. Exchanges are those of a transport."""
     gpus = dist.get_world_size()
     sizes = [size for size in SIZES if LEAST_BYTES <= size <= (MOST_BYTES if device.type == "cuda" else LEAST_BYTES)]
     curves = []
@@ -32,11 +32,17 @@ def with_own_curves(topology: Topology, device: torch.device, transport: Transpo
 
 
 def _gather(name: Collective, size: int, device: torch.device, transport: Transport) -> Callable[[], None] | None:
-    """Return a call of a transport's own gather or of its opposite; None for other collectives."""
-    gpus = dist.get_world_size()
+    """Return a call of a transport's own gather, its opposite, or exchange; None for sums."""
+    gpus, rank = dist.get_world_size(), dist.get_rank()
     whole, part = torch.ones(size // 4, device=device), torch.ones(size // 4 // gpus, device=device)
     if name == "all_gather":
         return lambda: transport.gather(whole, part)
     if name == "reduce_scatter":
         return lambda: transport.begin_scatter(part, whole)()
+    if name == "all_to_all":
+        received = torch.empty_like(whole)
+        others = [peer for peer in range(gpus) if peer != rank]
+        sends, receives = ([(peer, each.chunk(gpus)[peer]) for peer in others] for each in (whole, received))
+        before = [(rank - (peer < rank)) * part.numel() for peer in others]
+        return lambda: transport.begin_exchange(sends, receives, before)()
     return None

@@ -52,9 +52,17 @@ class Planner:
     """Plans of one network on some GPUs; shares that a plan needs are timed when it is asked for."""
 
     def __init__(
-        self, graph: LayerGraph, gpus: int, kept: Shares, device: torch.device, topology: Topology | None = None
+        self,
+        graph: LayerGraph,
+        gpus: int,
+        kept: Shares,
+        device: torch.device,
+        topology: Topology | None = None,
+        *,
+        direct: bool = False,
     ) -> None:
-        """`topology` is by default that of this GPU."""
+        """`topology` is by default that of this GPU; `direct` as in `Problem`."""
+        self.direct = direct
         self.graph, self.gpus, self.kept, self.device = graph, gpus, kept, device
         self.hardware = default_hardware(torch.cuda.get_device_name() if device.type == "cuda" else "")
         self.topology = topology or default_topology(self.hardware)
@@ -66,7 +74,7 @@ class Planner:
         """The search's problem with all shares measured so far; others by a roofline. No rank runs an optimizer."""
         seen = {layer: tuple(shares) for layer, shares in self.seen.items()}
         times = MeasuredTimes(self.kept.times, seen, Roofline(self.hardware, optimizer=False))
-        return Problem(self.graph, self.gpus, self.topology, times, self.hardware)
+        return Problem(self.graph, self.gpus, self.topology, times, self.hardware, direct=self.direct)
 
     def measure(self, choice: Choice) -> list[int]:
         """Time the shares of a plan that are new, and return one rank of each kind."""

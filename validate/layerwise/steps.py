@@ -6,7 +6,7 @@ gradients of each plan are compared with one device first. Rank 0 times the shar
 predictions rest on them and on curves of collectives, for DistributedDataParallel too. Cases are written to
 `parallel_steps_<gpu>_<date>.json` once each is done; those that a results file in DIR has are left out.
 
-`--curves` times collectives among these ranks first and predicts by them. `--direct` gathers by kernels that read the
+`--curves` times collectives among these ranks first and predicts by them. `--direct` exchanges by kernels that read the
 other GPUs' memory, in place of NCCL's.
 
 `--quick` runs a small network, on CPUs with gloo too: a test of this script.
@@ -145,12 +145,12 @@ class Predicted:
 
 
 def predict(
-    name: str, batch: int, gpus: int, kept: Shares, device: torch.device, hosts: Any, topology: Topology
+    name: str, batch: int, gpus: int, kept: Shares, device: torch.device, hosts: Any, topology: Topology, reads: bool
 ) -> dict[str, Predicted]:
     """Each plan, and `ddp`, with its time from shares that rank 0 times now."""
     steps = {}
     if dist.get_rank() == 0:
-        planner = Planner(network(name, batch).for_gpus(gpus), gpus, kept, device, topology)
+        planner = Planner(network(name, batch).for_gpus(gpus), gpus, kept, device, topology, direct=reads)
         sums = basis(planner.topology, "all_reduce", members(range(gpus), planner.topology.gpus_per_node))
         for plan in PLANS:
             choice = planner.choice(plan)
@@ -171,11 +171,11 @@ def case(
     device: torch.device,
     hosts: Any,
     topology: Topology,
-    direct_gathers: bool,
+    reads: bool,
 ) -> list[dict[str, Any]]:
     """All plans of a network: predicted, checked, and timed beside DistributedDataParallel."""
     gpus, number = dist.get_world_size(), dist.get_rank()
-    predicted = predict(name, batch, gpus, kept, device, hosts, topology)
+    predicted = predict(name, batch, gpus, kept, device, hosts, topology, reads)
     one = network(name, batch)
     graph = one.for_gpus(gpus)
     data = make_data(graph, 0, torch.float32, device)
@@ -196,11 +196,11 @@ def case(
         choice = predicted[plan].choice
         small = network(name, 2).for_gpus(gpus)
         transport: Transport = Distributed(groups_of(small, choice, gpus, "synchronised"))
-        if direct_gathers:
+        if reads:
             transport = direct(transport, small, choice, gpus, device, torch.float64)
         equal[plan] = compare_plan(small, choice, gpus, device=device, transport=transport).equal
         transport = Distributed(groups_of(graph, choice, gpus, "local"))
-        if direct_gathers:
+        if reads:
             transport = direct(transport, graph, choice, gpus, device, torch.float32)
         rank = Rank(graph, choice, gpus, transport, device=device, batch_norm="local")
 
@@ -231,7 +231,7 @@ def case(
         row |= {"launch": "graph" if f"{plan}_graph" in times else "eager"}
         row |= {"outputs_equal": equal[plan]} if plan in equal else {}  # torch's own step is not compared
         row |= {"splits": step.splits}
-        row |= {"gathers": "direct"} if direct_gathers and plan != "ddp" else {}
+        row |= {"exchanges": "direct"} if reads and plan != "ddp" else {}
         ddp_ns = {key: each.median_ns for key, each in times.items() if key.startswith("ddp")}
         row |= {"baselines": ddp_ns, "fitted": False}
         rows.append(row | {"date": today(), "commit": code_version(), "sm_clock_mhz": clock_mhz})
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="[default: %(default)s]")
     parser.add_argument("--topology", help="links: a bundled name or a file [default: that of the GPU]")
     parser.add_argument("--curves", action="store_true", help="predict by collectives that are timed first")
-    parser.add_argument("--direct", action="store_true", help="gather through memory that all GPUs can read")
+    parser.add_argument("--direct", action="store_true", help="exchange through memory that all GPUs can read")
     parser.add_argument("--quick", action="store_true", help="a small network: a test of this script")
     options = parser.parse_args(arguments)
     device = join()
