@@ -91,17 +91,17 @@ class StepMaker:
         roots = (*roots, *Hooks(step).functions())
         eager_ns = self._timed_eager(step, roots)
         rates = LearningRates(step.optimizers, self.executor.device)
+        self.say("recording its operators")
+        with self.say.stage("recording"), put_back(step, roots):
+            captured = capture_bound(step, rates, options, inputs, roots)
+        other = Inductors(step, captured, self.wanted.inductor, self.say)
+        facts = self._facts()
+        found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
+        if found is not None:
+            return found
+        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
         hardware, calibrated = self.executor.hardware()
-        with compiling_ahead(hardware) as wait_for_engine:  # not beside eager, which is timed
-            self.say("recording its operators")
-            with self.say.stage("recording"), put_back(step, roots):
-                captured = capture_bound(step, rates, options, inputs, roots)
-            other = Inductors(step, captured, self.wanted.inductor, self.say)
-            facts = self._facts()
-            found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
-            if found is not None:
-                return found
-            end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
+        with compiling_ahead(hardware) as wait_for_engine:
             fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
             with self.say.stage("engine"):
                 wait_for_engine()
