@@ -157,7 +157,8 @@ class SmPool:
             if other is kernel:
                 break
             if other.partition == kernel.partition:
-                left = [room - other.share * need for room, need in zip(left, other.demand, strict=True)]
+                # Rounding could leave less than nothing, which even a kernel without that need would lack.
+                left = [max(0.0, room - other.share * need) for room, need in zip(left, other.demand, strict=True)]
         scarcest, least = lost_time.BLOCKS, 1.0
         for resource, (room, need) in enumerate(zip(left, kernel.demand, strict=True)):
             if kernel.share > 0.0 and need > room and room / need < least:

@@ -243,10 +243,10 @@ def scarce(running: Any, base: int, number: int) -> int:
     for earlier in range(number):
         other = running[base + earlier]
         if other.partition == kernel.partition:
-            threads -= other.share * other.threads
-            regs -= other.share * other.regs
-            smem -= other.share * other.smem
-            slots -= other.share * other.slots
+            threads = max(0.0, threads - other.share * other.threads)
+            regs = max(0.0, regs - other.share * other.regs)
+            smem = max(0.0, smem - other.share * other.smem)
+            slots = max(0.0, slots - other.share * other.slots)
     scarcest, least = int64(BLOCKS), 1.0
     if kernel.share > 0.0:
         if kernel.threads > threads and threads / kernel.threads < least:
