@@ -28,7 +28,7 @@ def _costs() -> dict[str, tuple[str, ...]]:
     """Return the fields that hold delays, by section of the hardware model."""
     sections = {"graph": measure_of(GraphCosts), "stream": measure_of(StreamCosts)}
     times = {section: tuple(name for name in units if units[name] == "time") for section, units in sections.items()}
-    return {**times, "copies": ("latency_ns", "switch_ns")}
+    return {**times, "copies": ("latency_ns", "switch_ns", "memset_d2h_ns", "memset_h2d_ns")}
 
 
 def blocks_to_place(task: Task, sms: int) -> int:

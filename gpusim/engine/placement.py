@@ -78,11 +78,11 @@ class SmPlacement:
         """Running tasks in start order."""
         return [kernel.index for kernel in self.kernels]
 
-    def start(self, index: int, task: Task) -> None:
-        """Put a task on the GPU, last in start order."""
+    def start(self, index: int, task: Task, wait_ns: float = 0.0) -> None:
+        """Put a task on the GPU, last in start order; a memory operation takes `wait_ns` longer than alone."""
         traffic = dram.bytes_per_ns(self.hardware.memory, task.dram_bytes, task.dur_ns)
         if task.footprint == NO_FOOTPRINT or not task.blocks:
-            kernel = Placed(index, task, 0, task.dur_ns, 0.0, traffic, on_sms=1)
+            kernel = Placed(index, task, 0, task.dur_ns + wait_ns, 0.0, traffic, on_sms=1)
             self._add_cohort(kernel, self.others, 1)
         else:
             sms = task.partition_sms or self.hardware.limits.sms

@@ -63,8 +63,8 @@ class SmPool:
         """Running tasks in start order."""
         return [kernel.index for kernel in self.running]
 
-    def start(self, index: int, task: Task) -> None:
-        """Put a task on the GPU."""
+    def start(self, index: int, task: Task, wait_ns: float = 0.0) -> None:
+        """Put a task on the GPU; a memory operation takes `wait_ns` longer than alone."""
         demand = task.demand
         self.running.append(
             Running(
@@ -73,7 +73,7 @@ class SmPool:
                 cover=demand.cover,
                 dram_bytes_per_ns=dram.bytes_per_ns(self._hardware.memory, task.dram_bytes, task.dur_ns),
                 residency=demand.residency,
-                remaining_ns=task.dur_ns,
+                remaining_ns=task.dur_ns + wait_ns,
                 partition=task.partition,
             )
         )

@@ -242,7 +242,7 @@ class _Device:
         self.simulation.note_held(index, held, by)
         self.last_started = index
         task = self.simulation.plan.tasks[index]
-        self.pool.start(index, task)
+        self.pool.start(index, task, self._wait_ns(index, task))
         self.starts += 1
         self.started[index] = self.starts
         in_graph = self.simulation.plan.mode == "graph"
@@ -250,6 +250,17 @@ class _Device:
         self._update()
         if self.waiting:
             self._serve(self.front_end_free)
+
+    def _wait_ns(self, index: int, task: Task) -> float:
+        """Return how much longer a starting task takes because of the active copies, in ns."""
+        if not task.on_copy_engine:
+            return 0.0
+        h2d, d2h = (self.copies[direction].active for direction in COPY_DIRECTIONS)
+        wait_ns = copies.memset_wait_ns(self.hardware.copies, d2h is not None, h2d is not None)
+        if self.record and wait_ns > 0.0:
+            by, now = d2h if h2d is None else h2d, self.env.now
+            self.simulation.noted.losses[index].append(Loss(LOSSES[lost_time.COPY], by, now, now + wait_ns, wait_ns))
+        return wait_ns
 
     def _advance(self) -> None:
         """Advance all work to now."""

@@ -133,6 +133,10 @@ class Copies(Document, frozen=True, kw_only=True):
     """Slowdown of a copy to the host or beside kernels, as a share of its time."""
     kernel_slowdown: Ratio = 0.0
     """Slowdown of kernels during copies in one direction, as a share of their time; twice that during both."""
+    memset_d2h_ns: TimeNs = 0.0
+    """Extra time of a small memset during copies to the host."""
+    memset_h2d_ns: TimeNs = 0.0
+    """The same during copies to the device."""
 
 
 class GraphCosts(Document, frozen=True, kw_only=True):

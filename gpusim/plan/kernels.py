@@ -16,6 +16,7 @@ from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.plan.working_blocks import working_blocks
 from gpusim.rules import idle_blocks, other_gpus
+from gpusim.rules.copies import on_copy_engine
 from gpusim.rules.l2_cache import missed_bytes
 from gpusim.rules.launch import extra_ns
 from gpusim.rules.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
@@ -148,6 +149,7 @@ class _TaskMaker:
                     demand=fit.demand,
                     dram_bytes=dram_bytes,
                     copy_bytes=kernel.bytes,
+                    on_copy_engine=on_copy_engine(kernel.kind == "memset", kernel.bytes),
                     host_ns=op.host_ns if number == 0 else 0.0,
                     blocks=fit.blocks,
                     blocks_per_sm=fit.resident,

@@ -44,6 +44,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     demand: Demand = NO_DEMAND
     dram_bytes: float = 0.0
     copy_bytes: int = 0
+    on_copy_engine: bool = False
+    """True for a small memset, which waits for copies (`gpusim.rules.copies`)."""
     host_ns: float = 0.0
     """Host time between the previous launch and this one (stream mode)."""
     blocks: int = 0

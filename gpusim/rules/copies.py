@@ -7,17 +7,27 @@ While both directions are busy, both slow down by one factor, to `both_bytes_per
 as long during a copy, and `1 + 2 kernel_slowdown` during copies in both directions. In a CUDA graph, a copy after a
 kernel starts `switch_ns` later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended
 before its other predecessors.
+A memset of at most `SMALL_MEMSET_BYTES` also runs on a copy engine: one that starts during a copy to the host takes
+`memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. Larger ones do not wait.
 The slower copies are a replayed step's. Copies in a row, also concurrent with kernels, hardly slow down; the cause is
 not known (research/2026-11-26-copies-out.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
-(`gpusim.gpu.calibrate.copies`), and profiled replays of memory plans. Constants: `Copies.h2d_bytes_per_ns`,
-`d2h_bytes_per_ns`, `both_bytes_per_ns`, `latency_ns`, `switch_ns`, `copy_slowdown`, `kernel_slowdown`. A trace may have
-bandwidths of its own machine (`gpusim.plan.anchor`).
+(`gpusim.gpu.calibrate.copies`), profiled replays of memory plans, and memsets of 96 bytes and of 1 MiB in turns with
+kernels, beside copies (`gpusim.gpu.calibrate.memsets`). Constants: `Copies.h2d_bytes_per_ns`, `d2h_bytes_per_ns`,
+`both_bytes_per_ns`, `latency_ns`, `switch_ns`, `copy_slowdown`, `kernel_slowdown`, `memset_d2h_ns`, `memset_h2d_ns`. A
+trace may have bandwidths of its own machine (`gpusim.plan.anchor`).
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpusim.formats.hardware import Copies
+from gpusim.units import KIB
+
+#: Memsets of 96 bytes wait for copies, those of 1 MiB do not (research/2026-11-26-copies-out.md). Nothing is measured
+#: between; traces of the replayed memory plans have none from 16 to 384 KiB.
+SMALL_MEMSET_BYTES: Final = 64 * KIB
 
 
 def full_bytes_per_ns(copies: Copies, to_device: bool) -> float:
@@ -52,6 +62,18 @@ def switch_ns(copies: Copies, copying: bool, after_copy: bool, waits_for_copy: b
     predecessor is a copy (`waits_for_copy`).
     """
     return copies.switch_ns if (not after_copy if copying else waits_for_copy) else 0.0
+
+
+def on_copy_engine(memset: bool, set_bytes: int) -> bool:
+    """Return True if a task runs on a copy engine although it is no copy: a small memset."""
+    return memset and 0 < set_bytes <= SMALL_MEMSET_BYTES
+
+
+def memset_wait_ns(copies: Copies, to_host: bool, to_device: bool) -> float:
+    """Return how much longer a small memset takes that starts during copies in these directions, in ns."""
+    if to_device:
+        return copies.memset_h2d_ns
+    return copies.memset_d2h_ns if to_host else 0.0
 
 
 def sm_rate(copies: Copies, working: int) -> float:

@@ -142,6 +142,14 @@ def test_copy_waits_for_the_one_before_it_in_its_direction() -> None:
     assert (causes.held, causes.held_by) == (("", "copy engine"), (-1, 0))
 
 
+def test_small_memset_loses_to_the_copy_it_waits_for() -> None:
+    tested = plan(copy("d2h", 50_000, queue=1), task(100, kind="memset", part=0.0, on_copy_engine=True))
+    timeline, causes = recorded(tested, make_hardware(memset_d2h_ns=30))
+    assert timeline.end_ns == (1000, 130)
+    (loss,) = causes.losses[1]
+    assert (loss.cause, loss.by, loss.lost_ns) == ("copy engine", 0, 30.0)
+
+
 def test_kernel_loses_to_a_copy_beside_it() -> None:
     """A copy of 1000 ns slows kernels by a half: the kernel has done 667 of 1000 ns when it ends."""
     hardware = make_hardware(kernel_slowdown=0.5)

@@ -421,6 +421,26 @@ def test_copies_to_the_host_take_longer_with_or_without_kernels() -> None:
     assert spans(run(tested, make_hardware(d2h=100, copy_slowdown=0.25)))[1] == (0, 250)
 
 
+def memset_beside(*kinds: str, small: bool = True) -> tuple[int, int]:
+    """Return start and end of a memset of 100 ns beside copies of 2,000 ns."""
+    memset = task(100, kind="memset", part=0.0, on_copy_engine=small)
+    copies = [copy(kind, 100_000, queue=1 + number) for number, kind in enumerate(kinds)]
+    return spans(run(plan(*copies, memset), make_hardware(memset_d2h_ns=30, memset_h2d_ns=80)))[-1]
+
+
+def test_small_memsets_wait_for_copies() -> None:
+    assert memset_beside() == (0, 100)
+    assert memset_beside("d2h") == (0, 130)
+    assert memset_beside("h2d") == memset_beside("h2d", "d2h") == (0, 180)
+    assert memset_beside("h2d", small=False) == (0, 100)
+
+
+def test_a_memset_that_starts_after_the_copies_does_not_wait() -> None:
+    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, deps=[0])
+    tested = plan(copy("h2d", 5000, queue=1), memset)
+    assert spans(run(tested, make_hardware(memset_h2d_ns=80)))[1] == (100, 200)
+
+
 # --- Properties ---
 
 
@@ -433,7 +453,7 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
     total = 0.0
     for found in tested.tasks:
         total += found.dur_ns * (1 + 2 * copies.kernel_slowdown) + found.extra_ns + costs.chain_ns + costs.front_end_ns
-        total += copies.switch_ns
+        total += copies.switch_ns + max(copies.memset_d2h_ns, copies.memset_h2d_ns)
         total += costs.fork_ns * len(tested)
         total += costs.join_ns * (len(found.deps) + 1) + costs.busy_ns + costs.branch_ns
         total += found.dram_bytes / hardware.memory.dram_bytes_per_ns

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import HostLink
+from gpusim.gpu.calibrate import memsets
 from gpusim.gpu.calibrate.copies import CopyBench, fastest_link, line, link_of, turn_costs_ns
+from gpusim.gpu.calibrate.memsets import memset_ns, memset_waits_ns
 from gpusim.units import MIB
 
 
@@ -45,6 +48,48 @@ def test_cost_of_a_copy_leaves_its_kernel_out() -> None:
             return sum(10.0 + 5.0 + copies_ns[direction] for _, direction, _ in turns)
 
     assert turn_costs_ns(Made(), 4) == {"d2h": 105.0, "h2d": 205.0}
+
+
+def replayed(*pieces: tuple[str, float, float]) -> list[dict[str, Any]]:
+    """Make profiler events, in us, from kinds, starts and durations."""
+    return [{"cat": kind, "ts": start, "dur": dur} for kind, start, dur in pieces]
+
+
+def test_memset_takes_the_time_between_its_kernels() -> None:
+    alone = replayed(("kernel", 0, 5), ("gpu_memset", 6, 1), ("kernel", 9, 5), ("gpu_memset", 15, 1), ("kernel", 18, 5))
+    assert memset_ns(alone) == 4_000
+    assert memset_ns(replayed(("kernel", 0, 5), ("kernel", 5, 5), ("kernel", 10, 5))) is None
+
+
+def test_only_memsets_beside_the_copies_count() -> None:
+    """The first one, of 4 us, is before the copy, the last one after it; the second takes 9."""
+    turns = replayed(("kernel", 0, 5), ("gpu_memset", 6, 1), ("kernel", 9, 5), ("gpu_memset", 17, 3), ("kernel", 23, 5))
+    after = replayed(("gpu_memset", 29, 1), ("kernel", 32, 5))
+    copy = replayed(("gpu_memcpy", 8, 20))
+    assert memset_ns([*turns[:2], *copy, *turns[2:], *after]) == 9_000
+
+
+def test_waits_of_memsets_are_what_they_take_longer_beside_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 us alone, 7 beside copies out, 13 beside copies back: 3 and 9 longer."""
+
+    class Made(CopyBench):
+        def __init__(self) -> None:
+            pass
+
+        def copies(self, size, count, direction):  # type: ignore[no-untyped-def]
+            return [lambda: None] * count
+
+        def forget(self) -> None:
+            pass
+
+        def profiled_events(self, ops, lanes):  # type: ignore[no-untyped-def]
+            gap = {(): 4, ("d2h",): 7, ("h2d",): 13}[tuple(lanes)]
+            turn = replayed(("kernel", 1, 5), ("gpu_memset", 7, 1), ("kernel", 6 + gap, 5))
+            return [*replayed(*(("gpu_memcpy", 0, 99) for _ in lanes)), *turn]
+
+    monkeypatch.setattr(memsets, "spin_cycles", lambda _: 1)
+    monkeypatch.setattr(memsets.torch, "empty", lambda *_, **__: None)
+    assert memset_waits_ns(Made()) == {"d2h": 3_000, "h2d": 9_000}
 
 
 def reaching(rate: float) -> HostLink:

@@ -43,7 +43,7 @@ from gpusim.rules import (
     queues,
     start_interference,
 )
-from tests.support.helpers import make_hardware, wide_trace
+from tests.support.helpers import Step, build_graph, kernel, make_hardware, make_trace, memset, wide_trace
 
 PACKAGE = Path(gpusim.__file__).parent
 #: Sections whose numbers are constants of rules, by their name in a hardware model.
@@ -188,6 +188,7 @@ RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], 
     (copies.bytes_per_ns, "copies", (st.booleans(), st.booleans(), st.booleans())),
     (copies.switch_ns, "copies", (st.booleans(), st.booleans(), st.booleans())),
     (copies.sm_rate, "copies", (FEW,)),
+    (copies.memset_wait_ns, "copies", (st.booleans(), st.booleans())),
     (contention.load, "contention", (st.floats(0.0, 64.0), st.floats(0.0, 64.0))),
     (contention.rate, "contention", (st.floats(1e-4, 64.0), GEMM)),
     (contention.waves, "contention", (st.integers(1, 1 << 40), st.integers(1, 64), FEW, GEMM)),
@@ -269,3 +270,11 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     assert idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132, 1, 132) == idle_blocks.IDLE_BLOCK_NS
     assert dispatch.room(1024, 1000, 2048, 3, 512, 0, 0) == 2  # neither registers nor shared memory asked for
     assert dispatch.room(1024, 1000, 2048, 3, 256, 400, 2000) == 1
+
+
+def test_small_memsets_of_known_size_run_on_a_copy_engine() -> None:
+    small = copies.SMALL_MEMSET_BYTES
+    assert [copies.on_copy_engine(True, size) for size in (0, 1, small, small + 1)] == [False, True, True, False]
+    assert not copies.on_copy_engine(False, small)  # a kernel, or a copy on the device
+    step = make_trace([Step("a", makes="a", kernels=(memset(500), kernel(500)))])
+    assert [task.on_copy_engine for task in build_graph(step).tasks[0]] == [True, False]

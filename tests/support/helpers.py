@@ -231,6 +231,8 @@ def make_hardware(
     switch_ns: float = 0.0,
     kernel_slowdown: float = 0.0,
     copy_slowdown: float = 0.0,
+    memset_d2h_ns: float = 0.0,
+    memset_h2d_ns: float = 0.0,
     uncertainty: float = 0.0,
     **top_level: Any,
 ) -> HardwareModel:
@@ -252,6 +254,8 @@ def make_hardware(
             switch_ns=switch_ns,
             kernel_slowdown=kernel_slowdown,
             copy_slowdown=copy_slowdown,
+            memset_d2h_ns=memset_d2h_ns,
+            memset_h2d_ns=memset_h2d_ns,
         ),
         graph=replace(
             model.graph,
@@ -424,6 +428,7 @@ def plans(draw: st.DrawFn, mode: LaunchMode = "graph", max_tasks: int = 16, max_
                 Task(kind="h2d" if kind == "h2d" else "d2h", copy_bytes=draw(st.integers(0, 100_000)), **common)
             )
         elif kind == "memset":
+            common["on_copy_engine"] = draw(st.booleans())
             tasks.append(Task(kind="memset", dur_ns=draw(time), extra_ns=draw(st.sampled_from((0.0, 50.0))), **common))
         else:
             demand = Demand(*(draw(part) for _ in range(6)))
@@ -471,6 +476,8 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
         switch_ns=draw(st.sampled_from((0.0, 0.0, 700.0))),
         kernel_slowdown=draw(st.sampled_from((0.0, 0.0, 0.13))),
         copy_slowdown=draw(st.sampled_from((0.0, 0.0, 0.17))),
+        memset_d2h_ns=draw(st.sampled_from((0.0, 90.0))),
+        memset_h2d_ns=draw(st.sampled_from((0.0, 300.3))),
     )
 
 

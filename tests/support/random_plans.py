@@ -63,6 +63,8 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
         switch_ns=pick((0.0, 0.0, 55.5)),
         kernel_slowdown=pick((0.0, 0.0, 0.07, 0.5)),
         copy_slowdown=pick((0.0, 0.0, 0.17, 1.0)),
+        memset_d2h_ns=pick((0.0, 100.0, 405.3)),
+        memset_h2d_ns=pick((0.0, 100.0, 1000.0)),
     )
     limits = msgspec.structs.replace(hardware.limits, resident_grids=pick((128, 128, 1, 2, 3)))
     kinds = ("kernel", "kernel", "kernel", "kernel", "memset", *(() if alone else ("h2d", "d2h", "h2d")))
@@ -89,6 +91,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
                 demand=Demand(*(pick(parts) for _ in fields(Demand))) if kind == "kernel" else NO_DEMAND,
                 dram_bytes=pick((0.0, 1e3, 1e6)),
                 copy_bytes=pick((0, 0, 100, 5000, 100_000)),
+                on_copy_engine=kind == "memset" and pick((True, True, False)),
                 host_ns=pick((0.0, 0.0, 10.0, 700.0)),
                 partition=partition,
                 partition_sms=PARTITION_SMS[partition] if len(set(partitions)) > 1 else 0,

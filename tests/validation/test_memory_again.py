@@ -82,7 +82,8 @@ def test_first_plans_run_the_instructions_of_their_day() -> None:
     for name in {case.trace for case in then.cases}:
         trace = read_trace(files[name])
         hardware = hardware_of(trace)
-        copies = msgspec.structs.replace(hardware.copies, switch_ns=0.0, copy_slowdown=0.0, kernel_slowdown=0.0)
+        today = ("switch_ns", "copy_slowdown", "kernel_slowdown", "memset_d2h_ns", "memset_h2d_ns")
+        copies = msgspec.structs.replace(hardware.copies, **dict.fromkeys(today, 0.0))
         evaluators[name] = MemoryEvaluator(OpGraph.build(trace, msgspec.structs.replace(hardware, copies=copies)))
     first = [
         (case, replayed)

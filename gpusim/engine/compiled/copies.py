@@ -14,7 +14,7 @@ from gpusim.engine.compiled.record import note_copy_start
 from gpusim.rules import copies as rules
 
 work_bytes, bytes_per_ns = rule(rules.work_bytes), rule(rules.bytes_per_ns)
-sm_rate = rule(rules.sm_rate)
+sm_rate, memset_wait_ns = rule(rules.sm_rate), rule(rules.memset_wait_ns)
 
 #: A copy engine: its active task and a linked list of waiting ones; -1 stands for none.
 COPY_ENGINE = np.dtype(
@@ -39,6 +39,14 @@ def advance(engines: Any, device: int, elapsed_ns: float) -> None:
     for place in range(2 * device, 2 * device + 2):
         engine = engines[place]
         engine.remaining_bytes -= elapsed_ns * engine.rate
+
+
+@jit
+def wait_ns(hw: Any, task: Any, engines: Any, device: int) -> float:
+    """Return how much longer a starting task takes because of the active copies, in ns."""
+    if task.on_copy_engine == 0.0:
+        return 0.0
+    return float(memset_wait_ns(hw.copies, engines[2 * device + 1].active >= 0, engines[2 * device].active >= 0))
 
 
 @jit

@@ -67,7 +67,7 @@ def go_on(hw: Any, device: Any, blocks: Any, ends: int, until_ns: float, record:
 
 
 @jit
-def start(device: Any, blocks: Any, index: int, row: Any) -> None:
+def start(device: Any, blocks: Any, index: int, row: Any, wait_ns: float) -> None:
     """`SmPlacement.start`."""
     place = int64(blocks.line[int64(device.running)])
     device.running += 1
@@ -84,6 +84,7 @@ def start(device: Any, blocks: Any, index: int, row: Any) -> None:
     kernel.matrix_bytes_per_ns = row.matrix_bytes_per_ns
     if row.partition == NO_SMS:
         kernel.on_sms = 1
+        kernel.block_ns += wait_ns
         add_cohort(device, blocks, int64(device.order[0]), kernel, place, int64(1))
         return
     if not (device.known >> row.partition) & 1:

@@ -40,7 +40,7 @@ RUNNING = np.dtype(
 
 
 @jit
-def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
+def start(hw: Any, running: Any, place: int, index: int, task: Any, wait_ns: float) -> None:
     """`SmPool.start`: put a task on the GPU, last in start order."""
     kernel = running[place]
     kernel.index = index
@@ -53,7 +53,7 @@ def start(hw: Any, running: Any, place: int, index: int, task: Any) -> None:
     needs_sm = task.threads != 0.0 or task.regs != 0.0 or task.smem != 0.0 or task.slots != 0.0
     kernel.needs_sm = needs_sm
     kernel.dram_bytes_per_ns = traffic_bytes_per_ns(hw.memory, task.dram_bytes, task.dur_ns)
-    kernel.remaining_ns = task.dur_ns
+    kernel.remaining_ns = task.dur_ns + wait_ns
     kernel.partition = task.partition
     kernel.rate = 0.0
     kernel.share = 0.0

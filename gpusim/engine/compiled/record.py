@@ -283,3 +283,11 @@ def note_copy_losses(
             lost_ns = copy_part(engine.rate, full_bytes_per_ns(hw.copies, direction == 0)) * elapsed_ns
             if lost_ns > 0.0:
                 add_loss(record, int64(engine.active), int64(COPY), int64(other.active), since, until, lost_ns)
+
+
+@jit
+def note_wait(engines: Any, number: int, record: Any, index: int, now: float, wait_ns: float) -> None:
+    """Record how much longer a starting memset takes because of the active copies."""
+    h2d, d2h = engines[2 * number], engines[2 * number + 1]
+    by = int64(h2d.active if h2d.active >= 0 else d2h.active)
+    add_loss(record, index, int64(COPY), by, now, now + wait_ns, wait_ns)

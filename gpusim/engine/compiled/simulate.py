@@ -29,6 +29,7 @@ from gpusim.engine.compiled.record import (
     note_end,
     note_pool_losses,
     note_start,
+    note_wait,
 )
 from gpusim.engine.compiled.stream_mode import READY, SERVES
 from gpusim.plan.tasks import MAX_TIME_NS
@@ -209,11 +210,17 @@ def simulate(
                 logged += 1
                 idle_ns = tasks[uint32(node.row)].idle_ns
                 device.front_end_free = now + start_interval_ns(hw.graph, stream_launches is None, idle_ns)
+                longer_ns = 0.0
+                if more is not None and device.copying > 0:
+                    longer_ns = copies.wait_ns(hw, tasks[node.row], more.engines, number)
+                    if record is not None and longer_ns > 0.0:
+                        note_wait(more.engines, number, record, index, now, longer_ns)
                 if running is not None:
-                    pool.start(hw, running, device.first_running + device.running, index, tasks[uint32(node.row)])
+                    place = device.first_running + device.running
+                    pool.start(hw, running, place, index, tasks[uint32(node.row)], longer_ns)
                     device.running += 1
                 if blocks is not None:
-                    placement.start(device, of_device(blocks, number), index, rows[uint32(node.row)])
+                    placement.start(device, of_device(blocks, number), index, rows[uint32(node.row)], longer_ns)
             elif more is not None and event_kind == ARRIVES:
                 copies.enqueue(nodes, more.engines[2 * number + tasks[node.row].kind], index)
                 device.copying += 1

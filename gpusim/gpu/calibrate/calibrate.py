@@ -19,7 +19,8 @@ from gpusim.formats.hardware import Copies, GraphCosts, HardwareModel, StreamCos
 from gpusim.gpu.calibrate import microbench as bench
 from gpusim.gpu.calibrate.block_kernels import BlockBench, Hold
 from gpusim.gpu.calibrate.contention import fit, measure_points, with_contention
-from gpusim.gpu.calibrate.copies import costs_with_kernels
+from gpusim.gpu.calibrate.copies import CopyBench, costs_with_kernels
+from gpusim.gpu.calibrate.memsets import memset_waits_ns
 from gpusim.gpu.calibrate.start_interference import NETWORK, half_starts, measure, subjects
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
@@ -69,6 +70,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     say("memory and copies")
     h2d, d2h, both, latency_ns = bench.host_copy_rates()
     switch_ns, kernel_slowdown = costs_with_kernels()
+    memset_ns = memset_waits_ns(CopyBench())
     copies = Copies(
         h2d_bytes_per_ns=h2d,
         d2h_bytes_per_ns=d2h,
@@ -77,9 +79,13 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         switch_ns=switch_ns,
         copy_slowdown=base.copies.copy_slowdown,
         kernel_slowdown=kernel_slowdown,
+        memset_d2h_ns=memset_ns["d2h"],
+        memset_h2d_ns=memset_ns["h2d"],
     )
     sources["copies"] = f"{when}; pinned copies of 512 MiB, and 4 KiB in a graph for the latency"
     sources["copies.switch_ns"] = f"{when}; copies of 1 MiB in turns with kernels in a graph, mean of both directions"
+    for direction, field in (("out", "copies.memset_d2h_ns"), ("back", "copies.memset_h2d_ns")):
+        sources[field] = f"{when}; memsets of 96 bytes in turns with kernels, profiled, beside copies {direction}"
     sources["copies.kernel_slowdown"] = f"{when}; five kinds of kernels beside copies, mean of both directions"
     memory = msgspec.structs.replace(
         base.memory,

@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 
 from gpusim.errors import GpuError
 from gpusim.formats.hardware import Copies
 from gpusim.formats.trace import HostLink
-from gpusim.gpu.calibrate.microbench import event_ns, spin_cycles
+from gpusim.gpu.calibrate.microbench import GPU_CATEGORIES, event_ns, spin_cycles
 from gpusim.gpu.device import require_gpu
+from gpusim.gpu.profiling import exported_events, profiled
 from gpusim.units import KIB, MIB
 
 Direction = Literal["h2d", "d2h"]
@@ -34,6 +35,8 @@ SWEPT_BYTES, FEWEST, MOST = 512 * MIB, 4, 64
 #: Size of large copies, where only the rate matters, in bytes.
 LARGE_BYTES = 64 * MIB
 SPIN_US = 50.0
+#: Replays of a profiled graph; the second one counts.
+PROFILED = 3
 #: Copy sizes typical of a layer, in bytes; the rate of a plan's link is from their difference.
 LINK_BYTES: Final = (8 * MIB, 40 * MIB)
 #: Copies per direction in that graph.
@@ -95,6 +98,9 @@ class CopyBench:
 
     def graph_ns(self, ops: Calls, lanes: Lanes) -> float:
         """Return the time of a graph with these calls in sequence on each stream, all from its start, in ns."""
+        return event_ns(self._graph(ops, lanes).replay, calls=2, rounds=7)
+
+    def _graph(self, ops: Calls, lanes: Lanes) -> torch.cuda.CUDAGraph:
         for call in (*ops[:1], *(calls[0] for calls in lanes.values() if calls)):
             call()
         torch.cuda.synchronize()
@@ -110,7 +116,21 @@ class CopyBench:
                 call()
             for direction in lanes:
                 self.ops.wait_stream(self.backs if direction == "h2d" else self.outs)
-        return event_ns(graph.replay, calls=2, rounds=7)
+        return graph
+
+    def profiled_events(self, ops: Calls, lanes: Lanes) -> list[dict[str, Any]]:
+        """Return the profiler's kernels, memsets and copies of a replay of a graph as in `graph_ns`, by start."""
+        graph = self._graph(ops, lanes)
+        graph.replay()
+        torch.cuda.synchronize()
+        with profiled() as session:
+            for _ in range(PROFILED):
+                graph.replay()
+                torch.cuda.synchronize()
+        events = [event for event in exported_events(session) if event.get("cat") in GPU_CATEGORIES]
+        events.sort(key=lambda event: float(event["ts"]))
+        count = len(events) // PROFILED
+        return events[count : 2 * count]  # a session can lose its first
 
     def in_turns_ns(self, turns: Sequence[Turn]) -> float:
         """Return the time of a graph of kernel, copy, kernel, copy ..., each waiting for the previous on another
