@@ -25,6 +25,7 @@ from gpusim.units import MIB
 SIZES_MIB = (0, 8, 16, 24, 28, 30, 32, 34, 36, 38, 40, 42, 44, 48, 52, 56, 60, 64, 80, 128)
 CHAIN, REPLAYS, UNUSED = 120, 40, 8
 SPIN_CYCLES = 1500
+STREAMS = (1, 2, 4, 8)
 
 Call = Callable[[], object]
 
@@ -82,11 +83,11 @@ def main() -> None:
     result |= {"chain": CHAIN, "ns": {}}
     memory = torch.zeros(max(SIZES_MIB) * MIB // 4, device="cuda")
     stamps = Stamps(1, torch.device("cuda"))
-    lanes = [torch.cuda.Stream() for _ in range(2)]
+    lanes = [torch.cuda.Stream() for _ in range(max(STREAMS))]
     with torch.no_grad():
         for name, calls in chains().items():
             for kind in ("written", "read"):
-                for streams in (1, 2) if kind == "written" else (1,):
+                for streams in STREAMS if kind == "written" else (1,):
                     times = {}
                     for size in SIZES_MIB:
                         part = memory[: size * MIB // 4]
