@@ -99,6 +99,8 @@ class Memory(Document, frozen=True, kw_only=True):
     """Bandwidth of device memory for a single warp."""
     miss_ns: TimeNs = 0.0
     """Delay of a kernel that reads from device memory instead of the L2 cache, beyond the bandwidth."""
+    launch_miss_ns: TimeNs = 0.0
+    """Delay of a launch that misses it."""
 
 
 class Rates(Document, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Trace
 from gpusim.rules import anchor as rules
-from gpusim.rules import launch
+from gpusim.rules import l2_cache, launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,15 @@ def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
 def anchored(trace: Trace, hardware: HardwareModel, chain_ns: float) -> HardwareModel:
     """Return the hardware model with gap `chain_ns` and, on the trace's own GPU, with its measured link.
 
-    The bandwidth of both directions together is scaled like the sum of the single ones.
+    The gap may contain misses of launches: only the rest can come on top. The bandwidth of both directions together is
+    scaled like the sum of the single ones.
     """
-    anchored_to = msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, chain_ns=chain_ns))
+    launch_miss_ns = l2_cache.launch_miss_left_ns(hardware.memory, chain_ns)
+    anchored_to = msgspec.structs.replace(
+        hardware,
+        graph=msgspec.structs.replace(hardware.graph, chain_ns=chain_ns),
+        memory=msgspec.structs.replace(hardware.memory, launch_miss_ns=launch_miss_ns),
+    )
     link = trace.ground_truth.link if trace.ground_truth is not None else None
     if link is None or trace.provenance.gpu.name != hardware.gpu:
         return anchored_to

@@ -19,7 +19,7 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import StepSync, kept_storages, plan_sync_of, storages_touched
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import LAYOUT, SPLIT_SUM, TRANSFORM, family
-from gpusim.rules.l2_cache import lost_ns, usable_bytes
+from gpusim.rules.l2_cache import launch_lost_ns, lost_ns, usable_bytes
 from gpusim.trace.dependencies import reads_writes_storages
 
 #: Granularity of the cache. Its real lines are far shorter, but adjacent memory is touched together.
@@ -44,6 +44,14 @@ class Miss(NamedTuple):
 
 NO_MISS: Final = Miss(0, 0)
 
+
+class Missed(NamedTuple):
+    """Misses of each op of a schedule that has any, and the memory that a replay touches, in bytes."""
+
+    by_op: dict[int, Miss]
+    touched_bytes: int
+
+
 Touch = tuple[range, bool]
 """Chunks of memory, with True if the op reads them."""
 
@@ -63,8 +71,8 @@ class _Step:
     """Workspace of each op, in bytes."""
     lasting: dict[int, int]
     """Addresses of storages that live throughout."""
-    missed: dict[Asked, dict[int, Miss]]
-    """Misses of the newest schedules, for each op that has any."""
+    missed: dict[Asked, Missed]
+    """Misses of the newest schedules."""
 
     @classmethod
     def of(cls, graph: OpGraph) -> _Step:
@@ -94,16 +102,18 @@ def lost_times_ns(graph: OpGraph, schedule: Schedule) -> dict[int, tuple[float, 
         return {}
     step = _step_of(graph)
     chunks = int(usable_bytes(memory)) // CHUNK_BYTES
-    before = _misses_of(graph, step, Schedule.in_recorded_order(len(graph)), chunks)
-    lost: dict[int, tuple[float, ...]] = {}
-    for op, miss in _misses_of(graph, step, schedule, chunks).items():
+    before = _misses_of(graph, step, Schedule.in_recorded_order(len(graph)), chunks).by_op
+    missed = _misses_of(graph, step, schedule, chunks)
+    launch_ns = launch_lost_ns(memory, missed.touched_bytes)
+    lost = {op: (launch_ns,) * len(tasks) for op, tasks in enumerate(graph.tasks) if launch_ns and tasks}
+    for op, miss in missed.by_op.items():
         base = before.get(op, NO_MISS)
         read_bytes = max(0, miss.read_bytes - base.read_bytes)
         written_bytes = max(0, miss.written_bytes - base.written_bytes)
         total_ns = sum(task.dur_ns for task in graph.tasks[op])
         if (read_bytes or written_bytes) and total_ns:
             lost[op] = tuple(
-                lost_ns(memory, read_bytes, written_bytes, _warps(task, graph)) * task.dur_ns / total_ns
+                launch_ns + lost_ns(memory, read_bytes, written_bytes, _warps(task, graph)) * task.dur_ns / total_ns
                 for task in graph.tasks[op]
             )
     return lost
@@ -119,19 +129,21 @@ def _step_of(graph: OpGraph) -> _Step:
     return step
 
 
-def _misses_of(graph: OpGraph, step: _Step, schedule: Schedule, chunks: int) -> dict[int, Miss]:
-    """Return the misses of each op that has any."""
+def _misses_of(graph: OpGraph, step: _Step, schedule: Schedule, chunks: int) -> Missed:
+    """Return the misses of a schedule."""
     asked = (schedule.order, schedule.streams, chunks)
-    by_op = step.missed.pop(asked, None)
-    if by_op is None:
-        missed = misses(touched(graph, step, schedule), schedule.order, chunks)
-        by_op = {op: miss for op, miss in missed.items() if miss != NO_MISS}
-    step.missed[asked] = by_op
+    missed = step.missed.pop(asked, None)
+    if missed is None:
+        touches = touched(graph, step, schedule)
+        of_ops = misses(touches, schedule.order, chunks)
+        by_op = {op: miss for op, miss in of_ops.items() if miss != NO_MISS}
+        missed = Missed(by_op, touched_bytes(touches.values()))
+    step.missed[asked] = missed
     for old in list(step.missed)[:-1]:
-        if sum(map(len, list(step.missed.values()))) <= MOST_KNOWN_OPS:  # other threads may use it, too
+        if sum(len(each.by_op) for each in list(step.missed.values())) <= MOST_KNOWN_OPS:  # other threads may use it
             break
         step.missed.pop(old, None)
-    return by_op
+    return missed
 
 
 def slower_by_misses(task: Task, missed_ns: float) -> Task:
@@ -198,6 +210,11 @@ def misses(touches: dict[int, list[Touch]], order: Iterable[int], chunks: int) -
                     cache[chunk] = bool(changed) or not reads
             result[op] = Miss(read * CHUNK_BYTES, written * CHUNK_BYTES)
     return result
+
+
+def touched_bytes(touches: Iterable[list[Touch]]) -> int:
+    """Return the size of all memory touched, in bytes."""
+    return len({chunk for each in touches for touch, _ in each for chunk in touch}) * CHUNK_BYTES
 
 
 def _chunks(address: int, size_bytes: int) -> range:

@@ -11,17 +11,19 @@ from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import HardwareModel, load_hardware
+from gpusim.plan.anchor import anchored
 from gpusim.plan.cache_misses import CHUNK_BYTES, STREAM_BITS, Miss, _Step, lost_times_ns, misses, touched
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
-from gpusim.rules.l2_cache import lost_ns
+from gpusim.rules.l2_cache import MISSING_GAP_NS, launch_lost_ns, lost_ns
 from gpusim.search.budget import PARTITIONS
 from gpusim.search.explore import explore
 from gpusim.search.neighbourhood import Refined
 from gpusim.search.variants import tried_variants, usual_splits
 from gpusim.trace.store import load_trace
+from gpusim.units import MIB
 
 H200 = load_hardware("h200")
 
@@ -81,6 +83,27 @@ def test_lost_time_is_that_of_the_hand_worked_cases(read: int, written: int, war
         miss_ns=5.0,
     ).memory
     assert lost_ns(memory, read, written, warps) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("touched_mib", "wanted"), [(61, 7.0), (59, 0.0)])
+def test_launches_lose_time_where_a_replay_does_not_fit(touched_mib: int, wanted: float) -> None:
+    """0.6 of 100 MiB are usable."""
+    memory = with_memory(l2_bytes=100 * MIB, launch_miss_ns=7.0).memory
+    assert launch_lost_ns(memory, touched_mib * MIB) == wanted
+    unmeasured = msgspec.structs.replace(memory, l2_bytes_per_ns=0.0)
+    assert launch_lost_ns(unmeasured, touched_mib * MIB) == 0.0
+
+
+@pytest.mark.parametrize(("gap_ns", "wanted"), [(100.0, 7.0), (MISSING_GAP_NS - 5.0, 5.0), (MISSING_GAP_NS + 5.0, 0.0)])
+def test_launches_that_miss_on_one_stream_do_not_miss_again(graph: OpGraph, gap_ns: float, wanted: float) -> None:
+    hardware = anchored(graph.trace, with_memory(launch_miss_ns=7.0), gap_ns)
+    assert hardware.memory.launch_miss_ns == wanted
+
+
+def test_every_kernel_loses_its_launch_in_a_schedule_that_does_not_fit(graph: OpGraph) -> None:
+    lost = lost_times_ns(graph, POLICIES["critical_path"](graph, 4))
+    assert set(lost) == {op for op, tasks in enumerate(graph.tasks) if tasks}
+    assert min(min(times) for times in lost.values()) == H200.memory.launch_miss_ns
 
 
 def test_nothing_is_lost_on_one_stream_or_with_a_cache_that_was_not_measured(graph: OpGraph) -> None:
