@@ -37,7 +37,7 @@ def test_what_recipes_need_and_measured_stays_in_few_files() -> None:
     validate = ROOT / "validate"
     recipes = {path.stem for path in validate.glob("*.toml")}
     assert {path.stem for path in (validate / "traces").iterdir()} <= recipes
-    scripts = {"parallel", "parallel_ddp", "parallel_steps"}  # validate/layerwise
+    scripts = {"parallel", "parallel_ddp", "parallel_steps", "parallel_exchanges"}  # validate/layerwise
     named = re.compile(r"(?P<recipe>\w+)_h200_\d{8}(\.(schedules|plans)\.json\.gz|(\.pairs)?\.json|\.md)")
     names = [named.fullmatch(path.name) for path in (validate / "results").iterdir() if path.is_file()]
     assert all(names)
