@@ -1,9 +1,10 @@
 """Python values that a step's code may read: attributes, globals and closures, as they were at its capture.
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
-the step (attributes of objects, classes and Python modules, slots, keys of dicts), short lists, the sizes of dicts, and
-the options that the `forward` of torch's own layers reads. What the code only counts or keeps elsewhere may change.
-Not watched are names computed while the step runs, sets, long lists, and the standard library's and torch's modules.
+the step (attributes of objects, classes and Python modules, slots, keys of dicts), short lists, the sizes of dicts, the
+dicts of objects' attributes, and the options that the `forward` of torch's own layers reads. What the code only counts
+or keeps elsewhere may change. Not watched are names computed while the step runs, sets, long lists, the order of dicts,
+attributes of dicts, and the standard library's and torch's modules.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
-from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, all_same
+from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, OwnDicts, all_same
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -31,6 +32,8 @@ _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
 MOST_VALUES: Final = 256
 #: With these methods code reads all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values"))
+#: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
+_NO_OWNERS: Final = (dict, list, tuple, type, torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 _METHODS: Final = ("forward", "__call__")
 #: Names of torch's that set or ask whether gradients are recorded.
@@ -63,6 +66,7 @@ class Reads:
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         for value, name, _ in self._reached.values():
             self._watch(value, name)
+        self._own = OwnDicts(value for value, _, _ in self._reached.values() if not isinstance(value, _NO_OWNERS))
         self._in_dicts = KeyedValues(self._holders, self._keys)
         self._others_before = self._others_now()
         self.gradients = any("grad" in name for name in self._names - _GRADIENT_MODES)
@@ -73,6 +77,8 @@ class Reads:
 
     def changed(self) -> str | None:
         """Return the name of a changed value, or None. Called at each step."""
+        if not self._own.hold():
+            return "__dict__"
         for changed in (self._changed_in_dicts, self._changed_of_others, self._changed_in_lists):
             name = changed()
             if name is not None:

@@ -18,8 +18,10 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
-from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, all_same
+from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, OwnDicts, all_same
 
+#: Names of the dicts in which a module has its modules and tensors.
+_OF_MODULE: Final = ("_modules", "_parameters", "_buffers")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
 _GRAD: Final = attrgetter("grad")
 _STATE: Final = attrgetter("state")
@@ -121,12 +123,17 @@ class Places:
     def __init__(self, step: UserStep, used: Mapping[int, Any], trains: bool) -> None:
         holders: list[dict[str, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
-        for module in dict.fromkeys(m for each in step.modules.values() for m in each.modules()):
+        modules = list(dict.fromkeys(m for each in step.modules.values() for m in each.modules()))
+        for module in modules:
             holders += [module._modules, module._parameters, module._buffers]
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and id(tensor) in used:
                     tensors[id(tensor)] = tensor
         self._contents = Contents(holders)
+        self._own = OwnDicts(modules)
+        owners = [vars(module) for module in modules for _ in _OF_MODULE]
+        self._dicts = KeyedValues(owners, _OF_MODULE * len(modules))
+        """A module's own dicts, which `__setstate__` replaces."""
         self._tensors = list(tensors.values())
         self._pointers = [tensor.data_ptr() for tensor in self._tensors]
         self._trainable = [t for t in self._tensors if trains and (t.is_floating_point() or t.is_complex())]
@@ -134,7 +141,9 @@ class Places:
 
     def hold(self) -> bool:
         """Whether all are still there, at the same addresses. Checked at each call, so no loop is Python's."""
-        if not self._contents.hold() or not all_same(map(_REQUIRES_GRAD, self._trainable), self._trained):
+        if not (self._own.hold() and self._dicts.hold() and self._contents.hold()):
+            return False
+        if not all_same(map(_REQUIRES_GRAD, self._trainable), self._trained):
             return False
         return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
 

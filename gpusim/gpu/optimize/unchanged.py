@@ -2,7 +2,7 @@
 
 Most of what a call depends on lies in dicts: parameters, attributes, globals, states. A model of GoogLeNet's form has
 more than a thousand such values, and a loop of Python's over them, even one in `map`, took most of a call
-(research/2026-11-26-host-time.md). So numba compiles it. It calls two functions of Python's stable C interface with the
+(research/2026-11-26-host-time.md). So numba compiles it. It calls functions of Python's stable C interface with the
 addresses of objects, which `id` returns, and holds the GIL. What is compared is kept alive: no other object gets its
 address.
 """
@@ -10,6 +10,7 @@ address.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import is_
@@ -27,6 +28,8 @@ MISSING: Final = object()
 _NULL: Final = 0
 
 _get = types.ExternalFunction("PyDict_GetItem", types.intp(types.intp, types.intp))
+_dict_of = types.ExternalFunction("PyObject_GenericGetDict", types.intp(types.intp, types.intp))
+_let_go = types.ExternalFunction("Py_DecRef", types.void(types.intp))
 _next = types.ExternalFunction("PyDict_Next", types.int32(types.intp, types.intp, types.intp, types.intp))
 
 
@@ -48,19 +51,47 @@ def _same_values(dicts: Any, keys: Any, values: Any) -> Any:
 
 
 @_compiled
-def _same_contents(dicts: Any, ends: Any, values: Any, entry: Any) -> Any:
-    """Whether the dicts have these values in this order; those of a dict end at `ends`. `entry` is room for one."""
+def _same_contents(dicts: Any, ends: Any, keys: Any, values: Any, entry: Any) -> Any:
+    """Whether the dicts have these keys and values in this order; those of a dict end at `ends`. `entry` is room for
+    one.
+    """
     room = entry.ctypes.data
     place = 0
     for number in range(dicts.size):
         entry[0] = 0  # position in the dict; then key and value
         while _next(dicts[number], room, room + 8, room + 16):
-            if place == ends[number] or entry[2] != values[place]:
+            if place == ends[number] or entry[1] != keys[place] or entry[2] != values[place]:
                 return False
             place += 1
         if place != ends[number]:
             return False
     return True
+
+
+@_compiled
+def _same_dicts(owners: Any, dicts: Any) -> Any:
+    """Whether each object has its attributes in the dict; all are addresses."""
+    for place in range(owners.size):
+        held = _dict_of(owners[place], _NULL)
+        _let_go(held)
+        if held != dicts[place]:
+            return False
+    return True
+
+
+class OwnDicts:
+    """Dicts in which objects have their attributes now: the user may assign another `__dict__`."""
+
+    def __init__(self, owners: Iterable[Any]) -> None:
+        get = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+        dict_of = get(("PyObject_GenericGetDict", ctypes.pythonapi))
+        self._owners = [owner for owner in owners if type(owner).__dictoffset__]
+        self._dicts = [dict_of(owner, None) for owner in self._owners]
+        self._at = _addresses(self._owners), _addresses(self._dicts)
+
+    def hold(self) -> bool:
+        """Whether the objects have the same dicts."""
+        return bool(_same_dicts(*self._at))
 
 
 class KeyedValues:
@@ -87,13 +118,15 @@ class KeyedValues:
 
 
 class Contents:
-    """All values of dicts, in their order, as they are now."""
+    """All keys and values of dicts, in their order, as they are now."""
 
     def __init__(self, holders: Sequence[dict[Any, Any]]) -> None:
         self._holders = list(holders)
+        self._keys = list(chain.from_iterable(map(dict.keys, self._holders)))
         self._values = list(chain.from_iterable(map(dict.values, self._holders)))
         ends = np.cumsum(list(map(len, self._holders)), dtype=np.intp)
-        self._at = _addresses(self._holders), ends, _addresses(self._values), np.zeros(3, np.intp)
+        kept = _addresses(self._keys), _addresses(self._values)
+        self._at = _addresses(self._holders), ends, *kept, np.zeros(3, np.intp)
 
     def hold(self) -> bool:
         """Whether the same objects are there, in the same order, and no others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from gpusim.gpu.optimize.modes import Modes
-from gpusim.gpu.optimize.unchanged import MISSING, Contents, KeyedValues
+from gpusim.gpu.optimize.unchanged import MISSING, Contents, KeyedValues, OwnDicts
 from tests.support.optimizing import batches, fast, net, sgd
 
 Dict = dict[Any, Any]
@@ -59,6 +60,15 @@ def test_another_order_is_another_content() -> None:
     held["a"] = held.pop("a")
     assert not contents.hold()
     assert keyed.hold()
+
+
+def test_the_same_values_under_other_keys_are_another_content() -> None:
+    held = {"a": object(), "b": object()}
+    contents = Contents([held])
+    first, second = held.values()
+    held.clear()
+    held.update(b=first, a=second)
+    assert not contents.hold()
 
 
 def test_a_value_that_moves_to_the_next_dict_is_found() -> None:
@@ -169,6 +179,9 @@ MODULES: dict[str, Callable[[nn.Sequential], Any]] = {
     "a buffer in one without": lambda model: model[1].register_buffer("shift", torch.ones(6)),
     "a parameter that is none": lambda model: setattr(model[0], "bias", None),
     "one module less": lambda model: model.pop(1),
+    "another dict of parameters": lambda model: model[0].__setstate__({"_parameters": nn.Linear(6, 6)._parameters}),
+    "another dict of modules": lambda model: setattr(model, "_modules", {"0": nn.Linear(6, 6)}),
+    "another dict of attributes": lambda model: setattr(model[0], "__dict__", vars(nn.Linear(6, 6))),
 }
 
 
@@ -193,6 +206,58 @@ def test_changes_of_modules_have_their_effect_at_the_next_call(change: str) -> N
         MODULES[change](model)
         torch.testing.assert_close(step(x), model.eval()(x))
         assert not torch.equal(step(x), before)
+
+
+def test_parameters_that_exchange_names_do_so_at_the_next_call() -> None:
+    """Both values keep their places."""
+    layer, x = nn.LayerNorm(6), batches(1)[0][0]
+    nn.init.normal_(layer.weight)
+    step = fast(layer, x)
+    weight, bias = layer._parameters.values()
+    layer._parameters.clear()
+    layer._parameters.update(bias=weight, weight=bias)
+    with torch.no_grad():
+        torch.testing.assert_close(step(x), layer(x))
+
+
+class Options:
+    scale = 2.0
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.options = nn.Linear(6, 6), Options(3.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.options.scale
+
+
+def test_another_dict_of_an_objects_attributes_is_found() -> None:
+    model, x = Scaled().eval(), batches(1)[0][0]
+    step = fast(model, x)
+    for others in ({"scale": 5.0}, {}):
+        model.options.__dict__ = others
+        with torch.no_grad():
+            torch.testing.assert_close(step(x), model(x))
+
+
+def test_own_dicts_hold_until_another_is_assigned() -> None:
+    one, other = Options(1.0), Options(1.0)
+    own = OwnDicts([one, 5, other])
+    former = vars(other)
+    assert own.hold()
+    other.__dict__ = dict(former)
+    assert not own.hold()
+    other.__dict__ = former
+    assert own.hold()
+    references = sys.getrefcount(former)
+    for _ in range(100):
+        own.hold()
+    assert sys.getrefcount(former) == references
 
 
 def test_new_dicts_of_an_optimizers_states_are_adopted() -> None:
