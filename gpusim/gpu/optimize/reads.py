@@ -2,7 +2,7 @@
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
 the step (attributes of objects, classes and Python modules, slots, keys of dicts), short lists, the sizes of dicts, the
-dicts of objects' attributes, and the options that the `forward` of torch's own layers reads. What the code only counts
+classes and dicts of objects, and the options that the `forward` of torch's own layers reads. What the code only counts
 or keeps elsewhere may change. Not watched are names computed while the step runs, sets, long lists, the order of dicts,
 attributes of dicts, and the standard library's and torch's modules.
 """
@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
-from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, OwnDicts, all_same
+from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, Natures, all_same
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -66,7 +66,7 @@ class Reads:
         self._lists: list[tuple[str, list[Any], list[Any]]] = []
         for value, name, _ in self._reached.values():
             self._watch(value, name)
-        self._own = OwnDicts(value for value, _, _ in self._reached.values() if not isinstance(value, _NO_OWNERS))
+        self._natures = Natures(value for value, _, _ in self._reached.values() if not isinstance(value, _NO_OWNERS))
         self._in_dicts = KeyedValues(self._holders, self._keys)
         self._others_before = self._others_now()
         self.gradients = any("grad" in name for name in self._names - _GRADIENT_MODES)
@@ -77,8 +77,8 @@ class Reads:
 
     def changed(self) -> str | None:
         """Return the name of a changed value, or None. Called at each step."""
-        if not self._own.hold():
-            return "__dict__"
+        if not self._natures.hold():
+            return "__class__ or __dict__"
         for changed in (self._changed_in_dicts, self._changed_of_others, self._changed_in_lists):
             name = changed()
             if name is not None:
@@ -179,7 +179,7 @@ class Reads:
             own = held.keys() - _OF_MODULES
             options = [key for key in own & _options_of(kind) if isinstance(held[key], _OPTIONS)]
             if _is_torchs(kind.__module__):
-                return options
+                return [*{*options, "forward"}]
             return [*{*options, *(own & self._names), "forward"}]
         named = [key for key in held if not isinstance(key, str) or key in self._names]
         if isinstance(value, dict) and len(held) <= MOST_VALUES and (not named or self._names & _ALL_OF_DICT):

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
-from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, OwnDicts, all_same
+from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, Natures, all_same
 
 #: Names of the dicts in which a module has its modules and tensors.
 _OF_MODULE: Final = ("_modules", "_parameters", "_buffers")
@@ -130,7 +130,7 @@ class Places:
                 if tensor is not None and id(tensor) in used:
                     tensors[id(tensor)] = tensor
         self._contents = Contents(holders)
-        self._own = OwnDicts(modules)
+        self._natures = Natures(modules)
         owners = [vars(module) for module in modules for _ in _OF_MODULE]
         self._dicts = KeyedValues(owners, _OF_MODULE * len(modules))
         """A module's own dicts, which `__setstate__` replaces."""
@@ -141,7 +141,7 @@ class Places:
 
     def hold(self) -> bool:
         """Whether all are still there, at the same addresses. Checked at each call, so no loop is Python's."""
-        if not (self._own.hold() and self._dicts.hold() and self._contents.hold()):
+        if not (self._natures.hold() and self._dicts.hold() and self._contents.hold()):
             return False
         if not all_same(map(_REQUIRES_GRAD, self._trainable), self._trained):
             return False

@@ -29,6 +29,7 @@ _NULL: Final = 0
 
 _get = types.ExternalFunction("PyDict_GetItem", types.intp(types.intp, types.intp))
 _dict_of = types.ExternalFunction("PyObject_GenericGetDict", types.intp(types.intp, types.intp))
+_class_of = types.ExternalFunction("PyObject_Type", types.intp(types.intp))
 _let_go = types.ExternalFunction("Py_DecRef", types.void(types.intp))
 _next = types.ExternalFunction("PyDict_Next", types.int32(types.intp, types.intp, types.intp, types.intp))
 
@@ -79,19 +80,32 @@ def _same_dicts(owners: Any, dicts: Any) -> Any:
     return True
 
 
-class OwnDicts:
-    """Dicts in which objects have their attributes now: the user may assign another `__dict__`."""
+@_compiled
+def _same_classes(objects: Any, classes: Any) -> Any:
+    """Whether each object is of the class; all are addresses."""
+    for place in range(objects.size):
+        kind = _class_of(objects[place])
+        _let_go(kind)
+        if kind != classes[place]:
+            return False
+    return True
 
-    def __init__(self, owners: Iterable[Any]) -> None:
+
+class Natures:
+    """Classes of objects, and the dicts of their attributes, as they are now: the user may assign others."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
         get = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
         dict_of = get(("PyObject_GenericGetDict", ctypes.pythonapi))
-        self._owners = [owner for owner in owners if type(owner).__dictoffset__]
-        self._dicts = [dict_of(owner, None) for owner in self._owners]
-        self._at = _addresses(self._owners), _addresses(self._dicts)
+        self._objects = list(objects)
+        owners = [each for each in self._objects if type(each).__dictoffset__]
+        self._classes, self._dicts = list(map(type, self._objects)), [dict_of(owner, None) for owner in owners]
+        self._classes_at = _addresses(self._objects), _addresses(self._classes)
+        self._dicts_at = _addresses(owners), _addresses(self._dicts)
 
     def hold(self) -> bool:
-        """Whether the objects have the same dicts."""
-        return bool(_same_dicts(*self._at))
+        """Whether the objects have the same classes and dicts."""
+        return bool(_same_classes(*self._classes_at) and _same_dicts(*self._dicts_at))
 
 
 class KeyedValues:

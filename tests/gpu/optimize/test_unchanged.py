@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gpusim.gpu.optimize.modes import Modes
-from gpusim.gpu.optimize.unchanged import MISSING, Contents, KeyedValues, OwnDicts
+from gpusim.gpu.optimize.unchanged import MISSING, Contents, KeyedValues, Natures
 from tests.support.optimizing import batches, fast, net, sgd
 
 Dict = dict[Any, Any]
@@ -181,8 +181,15 @@ MODULES: dict[str, Callable[[nn.Sequential], Any]] = {
     "one module less": lambda model: model.pop(1),
     "another dict of parameters": lambda model: model[0].__setstate__({"_parameters": nn.Linear(6, 6)._parameters}),
     "another dict of modules": lambda model: setattr(model, "_modules", {"0": nn.Linear(6, 6)}),
+    "another class of layer": lambda model: setattr(model[0], "__class__", Halved),
+    "a layer's own forward": lambda model: setattr(model[0], "forward", torch.cos),
     "another dict of attributes": lambda model: setattr(model[0], "__dict__", vars(nn.Linear(6, 6))),
 }
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
 
 
 class Children(nn.Module):
@@ -245,18 +252,22 @@ def test_another_dict_of_an_objects_attributes_is_found() -> None:
             torch.testing.assert_close(step(x), model(x))
 
 
-def test_own_dicts_hold_until_another_is_assigned() -> None:
+def test_natures_hold_until_another_is_assigned() -> None:
     one, other = Options(1.0), Options(1.0)
-    own = OwnDicts([one, 5, other])
+    natures = Natures([one, 5, other])
     former = vars(other)
-    assert own.hold()
+    assert natures.hold()
     other.__dict__ = dict(former)
-    assert not own.hold()
+    assert not natures.hold()
     other.__dict__ = former
-    assert own.hold()
+    assert natures.hold()
+    one.__class__ = type("Others", (Options,), {})
+    assert not natures.hold()
+    one.__class__ = Options
+    assert natures.hold()
     references = sys.getrefcount(former)
     for _ in range(100):
-        own.hold()
+        natures.hold()
     assert sys.getrefcount(former) == references
 
 
