@@ -65,7 +65,6 @@ class Distributed:
     """Communication by torch.distributed. Groups are made once, on all ranks in the same order.
 
     Sums of gradients have groups of their own: a group has one stream on a GPU, where a sum would delay exchanges.
-    Exchanges have one of high priority: beside a product that fills the GPU they would begin when it ends.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -74,15 +73,13 @@ class Distributed:
         self._groups: dict[tuple[int, ...], Any] = {everyone: dist.group.WORLD}
         self._groups |= _made(groups.together - {everyone})
         self._sums = _made(groups.weights)
-        self._exchanges = _of_high_priority()
         self._begun: list[Any] = []
 
     def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
         """See `Transport`. A view that is not in one piece of memory is copied."""
-        group = self._exchanges
         incoming = [(peer, into if into.is_contiguous() else into.new_empty(into.shape)) for peer, into in receives]
-        operations = [dist.P2POp(dist.isend, tensor.contiguous(), peer, group) for peer, tensor in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, peer, group) for peer, tensor in incoming]
+        operations = [dist.P2POp(dist.isend, tensor.contiguous(), peer) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in incoming]
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def finish() -> None:
@@ -97,11 +94,11 @@ class Distributed:
 
     def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
         """See `Transport`."""
-        dist.all_gather_into_tensor(parts.view(-1), part.view(-1), group=self._exchanges)
+        dist.all_gather_into_tensor(parts.view(-1), part.view(-1))
 
     def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
         """See `Transport`."""
-        work = dist.reduce_scatter_tensor(part.view(-1), parts.view(-1), group=self._exchanges, async_op=True)
+        work = dist.reduce_scatter_tensor(part.view(-1), parts.view(-1), async_op=True)
         return _finish([work])
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
@@ -127,15 +124,6 @@ def _finish(works: Sequence[Any]) -> Finish:
             work.wait()
 
     return finish
-
-
-def _of_high_priority() -> Any:
-    """Make a group of all ranks whose stream on a GPU comes before others."""
-    if dist.get_backend() != "nccl":
-        return dist.group.WORLD
-    options = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = True
-    return dist.new_group(pg_options=options)
 
 
 def _made(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
