@@ -2,14 +2,16 @@
 
 All schemas are read: 1.0.1 has `inputs` as a list and a separate `rf_id`, later ones `inputs.values` and `attrs`. An
 operator writes its results and the arguments that its schema marks `(a!)`. Tensor ids name values, storage ids memory.
+Both are addresses on the host, which a later tensor of any device gets again.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -18,6 +20,9 @@ from gpusim.importers.stream_json import EventFile
 from gpusim.io.file_limits import MAX_PARTS, MAX_STORAGE_BYTES
 
 MAX_TENSOR_DEPTH: Final = 8
+
+StorageKey: TypeAlias = tuple[int, str]
+"""Id and device of a storage: a number read as a CPU tensor can have the id of a freed GPU tensor."""
 
 
 class _Node(msgspec.Struct):
@@ -41,9 +46,9 @@ class Operator:
     name: str
     parent: int
     record_function: int
-    reads: tuple[int, ...] = ()
+    reads: tuple[StorageKey, ...] = ()
     """Storages whose values the operator uses."""
-    writes: tuple[int, ...] = ()
+    writes: tuple[StorageKey, ...] = ()
     makes: tuple[int, ...] = ()
     """Tensor ids of its results."""
     takes: tuple[int, ...] = ()
@@ -150,19 +155,19 @@ def _values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _tensors(values: list[Any], depth: int = 0) -> dict[tuple[int, int], int]:
-    """Return the bytes by tensor and storage id of `[tensor, storage, offset, elements, item size, device]`, single or
+def _tensors(values: list[Any], depth: int = 0) -> dict[tuple[int, StorageKey], int]:
+    """Return the bytes by tensor id and storage of `[tensor, storage, offset, elements, item size, device]`, single or
     in lists.
 
     A repeated tensor counts once.
     """
-    sizes_bytes: dict[tuple[int, int], int] = {}
+    sizes_bytes: dict[tuple[int, StorageKey], int] = {}
     for value in values:
         if not isinstance(value, list):
             continue
         if len(value) == 6 and isinstance(value[5], str) and all(isinstance(part, int) for part in value[:5]):
             size = value[3] * value[4]
-            sizes_bytes[value[0], value[1]] = size if 0 <= size <= MAX_STORAGE_BYTES else 0
+            sizes_bytes[value[0], (value[1], sys.intern(value[5]))] = size if 0 <= size <= MAX_STORAGE_BYTES else 0
         elif depth < MAX_TENSOR_DEPTH:
             sizes_bytes |= _tensors(value, depth + 1)
     return sizes_bytes

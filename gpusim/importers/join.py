@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gpusim.formats.trace import EdgeKind, Quality
 from gpusim.importers.cuda_graph import GraphDump
-from gpusim.importers.execution_trace import Operator, OperatorTrace
+from gpusim.importers.execution_trace import Operator, OperatorTrace, StorageKey
 from gpusim.importers.model import Activity, Edge, Finding, ImportFileError, Profile, WorkLimit
 
 #: Least share of the operators with kernels, or of their time, that must be found in the other file.
@@ -153,7 +153,7 @@ class _Memory:
     def __init__(self, operators: Sequence[Operator]) -> None:
         self.operators = {operator.number: operator for operator in operators}
         self.place = {operator.number: place for place, operator in enumerate(operators)}
-        self.allocated: dict[int, list[tuple[int, Operator]]] = {}
+        self.allocated: dict[StorageKey, list[tuple[int, Operator]]] = {}
         """Storage -> position and operator of each allocation, in order."""
         for place, operator in enumerate(operators):
             if operator.name.startswith(ALLOCATE):
@@ -169,7 +169,7 @@ class _Memory:
             number, depth = self.operators[number].parent, depth + 1
         return False
 
-    def is_other(self, storage: int, before: Operator, after: Operator) -> bool:
+    def is_other(self, storage: StorageKey, before: Operator, after: Operator) -> bool:
         """Whether a storage was allocated anew between two operators, so that they use different memory."""
         some = self.allocated.get(storage, [])
         at = bisect_left(some, self.place[after.number], key=lambda item: item[0]) - 1
@@ -186,9 +186,9 @@ def _data_edges(activities: Sequence[Activity], matched: dict[int, Operator], me
     """
     operators = memory.operators
     edge_kinds: dict[tuple[int, int], EdgeKind] = {}
-    writer: dict[int, int] = {}
+    writer: dict[StorageKey, int] = {}
     """Storage -> last record that wrote it."""
-    readers: dict[int, list[int]] = {}
+    readers: dict[StorageKey, list[int]] = {}
     last_of_call: dict[int, int] = {}
     last_on_lane: dict[tuple[int, int, int], int] = {}
     unmatched_on_lane: set[tuple[int, int, int]] = set()

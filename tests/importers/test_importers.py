@@ -289,6 +289,22 @@ def test_address_used_again_gives_no_edge_and_a_write_in_place_does(tmp_path: Pa
     assert edges(import_files(files)) == {(1, 2, "data")}
 
 
+def test_number_read_as_a_cpu_tensor_with_the_id_of_a_freed_gpu_tensor_gives_no_edge(tmp_path: Path) -> None:
+    """No operator allocates the tensor of a number, so only its device tells it from the freed one."""
+    divided = node(2, "aten::div", [2, 1], [3], record=2)
+    divided["inputs"]["values"][1][5] = "cpu"
+    nodes = [node(1, "aten::sum", [0], [1], record=1), divided]
+    events: list[dict[str, Any]] = []
+    for n, name in enumerate(["aten::sum", "aten::div"]):
+        events += [
+            operator(name, 10 * n, 8, n + 1),
+            call("cudaLaunchKernel", 10 * n + 2, 2, n),
+            kernel("k", 100 + 10 * n, 9, 7, n),
+        ]
+    files = [str(write_kineto(tmp_path / "k.json", events)), str(write_execution_trace(tmp_path / "e.json", nodes))]
+    assert edges(import_files(files)) == set()
+
+
 def test_memory_that_was_allocated_since_is_other_memory_and_that_of_a_call_within_is_not(tmp_path: Path) -> None:
     fill = "aten::fill_(Tensor(a!) self, Scalar value) -> Tensor(a!)"
     nodes = [

@@ -1,6 +1,7 @@
 """A profile and an execution trace that this torch writes of one run: joined by ids, with the true dependencies.
 
-The run is on the CPU. Its operators are given kernels, as a GPU would run them one after the other.
+The run is on the CPU. Its operators are given kernels, as a GPU would run them one after the other, and its tensors of
+floats the GPU as their device. The numbers that operators read as tensors stay on the CPU.
 """
 
 from __future__ import annotations
@@ -47,8 +48,21 @@ def profiled(folder: Path) -> list[str]:
     with torch.profiler.profile(activities=activities, execution_trace_observer=observer) as profile:
         model(x).sum().backward()
     profile.export_chrome_trace(str(folder / "cpu.json"))
+    put_on_gpu(folder / "et.json")
     events = json.loads((folder / "cpu.json").read_text())["traceEvents"]
     return [str(write_kineto(folder / "k.json", with_kernels(events))), str(folder / "et.json")]
+
+
+def put_on_gpu(execution_trace: Path) -> None:
+    """Replace the device of the tensors of floats, lists of them included."""
+    document = json.loads(execution_trace.read_text())
+    for node in document["nodes"]:
+        for side in (node["inputs"], node["outputs"]):
+            for value, kind in zip(side["values"], side["types"], strict=True):
+                for tensor in value if kind.startswith("GenericList") else [value]:
+                    if "Tensor(float)" in kind:
+                        tensor[5] = "cuda:0"
+    execution_trace.write_text(json.dumps(document))
 
 
 def with_kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
