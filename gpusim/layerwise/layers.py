@@ -92,6 +92,20 @@ class LayerOp(ShortRepr):
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An argument of a pointwise function that is an input of the layer."""
+
+    number: int
+    dtype: str = "float32"
+    """As traced: layers pass truth values on as numbers of the step's type."""
+
+
+def pointwise(function: str, *arguments: Input | float | str | None, **words: float | str | None) -> LayerOp:
+    """Return an operation that calls a pointwise function of `torch.ops.aten`."""
+    return LayerOp("pointwise", {"function": function, "arguments": arguments, "words": words})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Layer(ShortRepr):
     """One layer: an operation and the pointwise ones behind it, which are split alike.

@@ -14,11 +14,13 @@ from gpusim.layerwise.layers import (
     SCALE,
     Edge,
     Extents,
+    Input,
     Layer,
     LayerGraph,
     LayerOp,
     Need,
     check_graph,
+    pointwise,
 )
 
 
@@ -78,7 +80,7 @@ class NetworkBuilder:
         if norm:
             ops.append(LayerOp("batch_norm"))
         if relu:
-            ops.append(LayerOp("relu"))
+            ops.append(pointwise("relu", Input(0)))
         return self._add(
             Layer(
                 name=name or f"convolution{len(self._layers)}",
@@ -166,7 +168,7 @@ class NetworkBuilder:
         index, extents = self._source(source)
         output = (self.batch, features, extents[2], extents[3])
         ops = [LayerOp("linear", {"channels": (extents[1], features), "bias": bias})]
-        ops += [LayerOp("relu")] if relu else []
+        ops += [pointwise("relu", Input(0))] if relu else []
         ops += [LayerOp("dropout", {"p": dropout})] if dropout else []
         return self._add(
             Layer(
@@ -202,7 +204,7 @@ class NetworkBuilder:
         """Add a separate BatchNorm, optionally followed by a ReLU."""
         index, extents = self._source(source)
         added = self._pointwise("batch_norm", (index,), extents, "nchw", 2 * extents[1], name)
-        ops = (LayerOp("batch_norm"), *([LayerOp("relu")] if relu else []))
+        ops = (LayerOp("batch_norm"), *([pointwise("relu", Input(0))] if relu else []))
         self._layers[added] = replace(self._layers[added], statistics=2 * extents[1], ops=ops)
         return added
 
@@ -213,7 +215,7 @@ class NetworkBuilder:
             raise OptionError(f"add of layers of different shapes: {[self.extents(source) for source in sources]}")
         added = self._pointwise("add", tuple(sources), extents, "nchw", 0, name)
         if relu:
-            self._layers[added] = replace(self._layers[added], ops=(LayerOp("add"), LayerOp("relu")))
+            self._layers[added] = replace(self._layers[added], ops=(LayerOp("add"), pointwise("relu", Input(0))))
         return added
 
     def concat(self, sources: Sequence[int], name: str = "") -> int:
@@ -274,7 +276,7 @@ class NetworkBuilder:
                 weight_elements=weights,
                 flops=prod(extents) * max(1, len(sources)),
                 kept_elements=prod(extents),
-                ops=(LayerOp(kind),),
+                ops=(pointwise(kind, Input(0)) if kind == "gelu" else LayerOp(kind),),
             )
         )
 

@@ -16,22 +16,23 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
 from gpusim.layerwise.layer_rules import parameters_of, tensors_in
-from gpusim.layerwise.layers import BATCH, DIMS, Layer, LayerOp
+from gpusim.layerwise.layers import BATCH, DIMS, Input, Layer, LayerOp, pointwise
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
-#: Functions of one tensor, by their name in `torch.nn.functional`.
-ACTIVATIONS: Final = ("relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softplus", "elu")
-#: Functions of one tensor, by their name in `torch`.
-FUNCTIONS: Final = ("exp", "neg", "sqrt", "rsqrt", "sin", "cos", "abs", "square", "reciprocal", "log")
+#: Pointwise functions that are run by their name in `torch.ops.aten`: all but those of new, random or copied tensors.
+FUNCTIONS: Final = rules.POINTWISE - rules.names(
+    "clone copy _to_copy fill bernoulli dropout native_dropout rrelu "
+    "empty_like full_like ones_like rand_like randn_like zeros_like"
+)
 #: Operators of a layer's value and a number or a fixed tensor.
 ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill")
 #: Operators that are run on tensors laid out as they were traced, each sample by itself.
-LAID_OUT: Final = rules.names(
-    "_softmax _safe_softmax bmm mean sum cat stack roll constant_pad_nd cumsum amax amin var tril "
-    "add sub mul div mm addmm"
+LAID_OUT: Final = FUNCTIONS | rules.names(
+    "_softmax _safe_softmax bmm mean sum cat stack roll flip constant_pad_nd cumsum amax amin all any "
+    "prod logsumexp std var tril triu glu mm addmm"
 )
 
 
@@ -48,8 +49,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return _pool(op, name, layer)
     if layer.kind == "concat":
         return (LayerOp("concat"),)
-    if layer.kind == "add" and name in ("add", "mul") and not op.kwargs and len(layer.inputs) == 2:
-        return (LayerOp("add" if name == "add" else "multiply"),)
+    if layer.kind == "add":
+        return (_pointwise(operands),)
     if layer.kind == "batch_norm":
         return _batch_norm(op)
     if layer.kind == "loss" and name == "_log_softmax":
@@ -75,8 +76,8 @@ def following_program(operands: Operands, frame: Frame | None) -> tuple[LayerOp,
     op, name = operands.op, operands.name
     if operands.steps:
         raise CannotRunError(f"a view before its {name} takes every other element of a layer's output")
-    if name in (*ACTIVATIONS, *FUNCTIONS) and len(op.args) == 1:
-        return (LayerOp(name, dict(op.kwargs)),)
+    if name in FUNCTIONS and name not in ARITHMETIC:
+        return (_pointwise(operands),)
     if name == "clone" or rules.same_elements(operands.trace, op, name):
         return (LayerOp("identity"),)
     if name == "native_dropout":
@@ -86,6 +87,31 @@ def following_program(operands: Operands, frame: Frame | None) -> tuple[LayerOp,
     if name in ARITHMETIC and frame is not None and not op.kwargs:
         return _arithmetic(operands, frame)
     raise CannotRunError(f"nothing runs its {name}")
+
+
+def _check_result(operands: Operands) -> None:
+    """Raise `CannotRunError` unless a layer can pass the result on, as numbers of the step's type."""
+    dtypes = [operands.trace.tensors[tensor].dtype for tensor in operands.op.outputs if tensor is not None]
+    if not dtypes or (dtypes[0] != "bool" and "float" not in dtypes[0]):
+        raise CannotRunError(f"its {operands.name} results in {dtypes[0] if dtypes else 'nothing'}")
+
+
+def _pointwise(operands: Operands) -> LayerOp:
+    """A pointwise function of inputs of the layer and numbers."""
+    op, name = operands.op, operands.name
+    _check_result(operands)
+    arguments: list[Any] = []
+    for value in op.args:
+        tensors = tensors_in(value)
+        if len(tensors) == 1 and tensors[0] in operands.inputs:
+            arguments.append(Input(operands.inputs[tensors[0]][0], operands.trace.tensors[tensors[0]].dtype))
+        elif isinstance(value, int | float | str | None):
+            arguments.append(value)
+        else:
+            raise CannotRunError(f"nothing runs its {name} with these arguments")
+    if name not in FUNCTIONS or not all(isinstance(value, int | float | str | None) for value in op.kwargs.values()):
+        raise CannotRunError(f"nothing runs its {name} with these arguments")
+    return pointwise(name, *arguments, **op.kwargs)
 
 
 def loss_program(op: Op, name: str) -> tuple[LayerOp, ...] | None:
@@ -257,6 +283,7 @@ def _laid_out(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
     in_place = any(tensor in op.writes for tensor in taken)
     if name not in LAID_OUT or frame is None or not results or (in_place and name not in ARITHMETIC) or op.random:
         raise CannotRunError(f"nothing runs its {name}")
+    _check_result(operands)
     mixes = rules.touches_samples(op, name, max(len(each.rows) for _, each in operands.inputs.values()))
     if mixes or (name in rules.LINEAR and len(operands.inputs) > 1):
         raise CannotRunError(f"its {name} mixes samples")

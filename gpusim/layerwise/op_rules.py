@@ -34,22 +34,40 @@ ATTENTION: Final = names(
     "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
     "_scaled_dot_product_cudnn_attention scaled_dot_product_attention"
 )
-#: Each element of the output needs the same element of each input: all splits are valid.
+#: Each element of the output needs the same element of each input: all splits are valid. Those that torch tags as
+#: pointwise and that have one tensor as their result, random numbers, and new tensors like another.
 POINTWISE: Final = names(
-    "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu softplus threshold "
-    "native_dropout dropout bernoulli add sub mul div pow neg exp sqrt rsqrt clamp clone copy _to_copy "
-    "fill masked_fill where eq ne abs square reciprocal log sin cos "
-    "empty_like zeros_like ones_like full_like rand_like randn_like"
+    "_conj_physical abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and "
+    "bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min "
+    "clip clone conj_physical copysign cos cosh deg2rad digamma div elu eq erf erfc erfinv exp exp2 expm1 float_power "
+    "floor floor_divide fmax fmin fmod frac gcd ge gelu gt hardshrink hardsigmoid hardtanh heaviside hypot i0 igamma "
+    "igammac isfinite isinf isnan isneginf isposinf lcm ldexp le leaky_relu lerp lgamma log log10 log1p log2 "
+    "logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish "
+    "mul mvlgamma nan_to_num ne neg nextafter polygamma positive pow rad2deg reciprocal relu relu6 remainder round "
+    "rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square sub tan tanh "
+    "threshold true_divide trunc where xlogy "
+    "_to_copy bernoulli copy dropout fill hardswish native_dropout "
+    "empty_like full_like ones_like rand_like randn_like zeros_like"
 )
 #: These treat samples separately if they work on dimensions other than the first; no other split is known.
 BY_SAMPLE: Final = names(
     "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
-    "upsample_nearest2d constant_pad_nd stack cat tril max min amax var var_mean roll _embedding_bag"
+    "upsample_nearest2d constant_pad_nd stack cat tril triu max min amax amin argmax argmin any all prod logsumexp "
+    "std var var_mean flip roll glu _embedding_bag"
 )
+#: Place of the argument that names an operator's dimensions, and its default; None: it works on all.
+_DIMENSIONS_AT: Final[dict[str, tuple[int, int | None]]] = {
+    **dict.fromkeys(
+        names("mean sum prod amax amin argmax argmin any all max min std var var_mean logsumexp flip"), (1, None)
+    ),
+    **dict.fromkeys(names("_softmax _safe_softmax cumsum cat stack"), (1, 0)),
+    "glu": (1, -1),
+    "roll": (2, None),
+}
 #: Operators that take only the type of their tensor; with a size of their own.
 CREATIONS: Final = names("new_zeros new_ones new_full new_empty")
 #: Operators whose result has the dimensions of their input, if it has its shape.
-KEEPING: Final = POINTWISE | names("_softmax _safe_softmax cumsum tril roll constant_pad_nd")
+KEEPING: Final = POINTWISE | names("_softmax _safe_softmax cumsum tril triu flip roll constant_pad_nd")
 #: Operators that end a step: they average over samples, which parts of the batch can do separately.
 LOSSES: Final = names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
 
@@ -142,16 +160,14 @@ def same_elements(trace: Trace, op: Op, name: str) -> bool:
 
 def touches_samples(op: Op, name: str, rank: int) -> bool:
     """Whether a by-sample operator works along the first dimension and so mixes samples."""
-    if name in ("mean", "sum", "amax", "var", "var_mean"):
-        dims = op.args[1] if len(op.args) > 1 else None
-        return dims is None or any(int(d) % rank == 0 for d in ([dims] if isinstance(dims, int) else dims))
-    if name in ("_softmax", "_safe_softmax", "cumsum", "cat", "stack"):
-        dim = op.args[1] if len(op.args) > 1 else 0
-        return not isinstance(dim, int) or dim % max(1, rank) == 0
-    if name == "roll":
-        dims = op.args[2] if len(op.args) > 2 else ()
-        return not dims or any(int(d) % rank == 0 for d in dims)
-    return name in ("max", "min")
+    if name not in _DIMENSIONS_AT:
+        return False
+    place, default = _DIMENSIONS_AT[name]
+    dims = op.args[place] if len(op.args) > place else default
+    if isinstance(dims, bool):  # `unbiased` of a variance over all dimensions
+        return True
+    dims = [dims] if isinstance(dims, int) else dims
+    return not dims or any(not isinstance(dim, int) or dim % max(1, rank) == 0 for dim in dims)
 
 
 def by_sample_frame(trace: Trace, op: Op, name: str, first: Frame | None, batch: int) -> Frame | None:

@@ -100,18 +100,18 @@ by_zero, endless = odd(lambda x: x / 0.0), odd(lambda x: x * float("inf"))
 others, stacked = odd(lambda x: (x @ x.t()) @ x), odd(lambda x: x - x.mean(0))
 
 
-class Flipped(nn.Module):
+class Accumulated(nn.Module):
     # An operator without a rule.
     def __init__(self):
         super().__init__()
         self.one, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
 
     def forward(self, x):
-        return self.last(torch.flip(self.one(x), (3,)).mean((2, 3)))
+        return self.last(torch.cummax(self.one(x), 3).values.mean((2, 3)))
 
 
-def flipped(batch):
-    return Flipped(), torch.randn(batch, 3, 9, 9)
+def accumulated(batch):
+    return Accumulated(), torch.randn(batch, 3, 9, 9)
 
 
 def gated(batch):
@@ -238,9 +238,9 @@ def test_a_function_of_a_view_leaves_its_layer_as_it_is(models: Path) -> None:
 
 
 def test_one_layer_without_a_rule_is_said_as_one(models: Path) -> None:
-    graph = layers_of(captured(models, "flipped"))
+    graph = layers_of(captured(models, "accumulated"))
     assert graph.notes == ("1 layer has no rule and is computed by every GPU: 1 x other",)
-    with pytest.raises(OptionError, match="cannot be run: nothing runs its flip"):
+    with pytest.raises(OptionError, match="cannot be run: nothing runs its cummax"):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
 
 

@@ -287,8 +287,8 @@ def test_one_device_is_torchs_own_network() -> None:
                 module = torch.nn.Conv2d(*op.options["channels"], op.options["kernel"], padding=op.options["padding"])
             elif op.kind == "linear":
                 module = torch.nn.Linear(*op.options["channels"])
-            elif op.kind in ("relu", "pool", "flatten"):
-                module = {"relu": torch.nn.ReLU(), "pool": torch.nn.MaxPool2d(2), "flatten": torch.nn.Flatten()}[
+            elif op.kind in ("pointwise", "pool", "flatten"):
+                module = {"pointwise": torch.nn.ReLU(), "pool": torch.nn.MaxPool2d(2), "flatten": torch.nn.Flatten()}[
                     op.kind
                 ]
             if module is not None:

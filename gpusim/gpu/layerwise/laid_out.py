@@ -48,6 +48,12 @@ def laid_out(value: torch.Tensor, rows: Rows) -> torch.Tensor:
     return split.permute(order).reshape(shape)
 
 
+def as_traced(value: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Return a layer's output as truth values or integers, if it was traced as such; numbers keep the step's type."""
+    traced = DTYPES[dtype]
+    return value if traced.is_floating_point else value.to(traced)
+
+
 def in_order(tensor: torch.Tensor, rows: Rows, samples: int) -> torch.Tensor:
     """Return the value of four dimensions of a traced tensor with these rows."""
     atoms = [(letter, size) for row in rows for letter, size in row if size > 1 or letter == "n"]
@@ -104,7 +110,7 @@ def run_laid_out(op: LayerOp, inputs: Sequence[torch.Tensor], named: Mapping[str
         tensors[tensor] = made[:1].expand(samples, *made.shape[1:]) if fixed.repeated else made
     for tensor, (number, rows) in call.inputs.items():
         n, c, h, w = (slice(None, None, step) for step in call.steps.get(tensor, (1, 1, 1, 1)))
-        tensors[tensor] = laid_out(inputs[number][n, c, h, w], rows)
+        tensors[tensor] = as_traced(laid_out(inputs[number][n, c, h, w], rows), call.trace.tensors[tensor].dtype)
     results = flat_results(_called(call.op, tensors, device))
     return in_order(results[op.options["result"]], op.options["rows"], samples)
 

@@ -14,9 +14,15 @@ import torch
 from torch.nn import functional
 
 from gpusim.errors import OptionError
-from gpusim.gpu.layerwise.laid_out import attention, features_to_channels, parameter_name, run_laid_out, with_fixed
-from gpusim.layerwise.layers import Layer, LayerOp
-from gpusim.layerwise.op_programs import ACTIVATIONS, FUNCTIONS
+from gpusim.gpu.layerwise.laid_out import (
+    as_traced,
+    attention,
+    features_to_channels,
+    parameter_name,
+    run_laid_out,
+    with_fixed,
+)
+from gpusim.layerwise.layers import Input, Layer, LayerOp
 from gpusim.layerwise.operands import own_parameters
 
 #: Sums a tensor differentiably over the parts with shared statistics.
@@ -129,7 +135,7 @@ def run_layer(
         if products is not None and number == layer.product:
             products.append(value)
     if isinstance(value, torch.Tensor):
-        return value
+        return value if value.is_floating_point() or not inputs else value.to(inputs[0].dtype)
     raise OptionError(f"layer '{layer.name}' has no operations to run: only its times are known")
 
 
@@ -151,9 +157,14 @@ def _run(
         for other in value[1:]:
             total = total + other
         return total
-    if kind == "multiply":
-        product: torch.Tensor = value[0] * value[1]
-        return product
+    if kind == "pointwise":
+        given = [value] if isinstance(value, torch.Tensor) else value
+        arguments = [
+            as_traced(given[each.number], each.dtype) if isinstance(each, Input) else each
+            for each in options["arguments"]
+        ]
+        computed: torch.Tensor = getattr(torch.ops.aten, options["function"])(*arguments, **options["words"])
+        return computed
     if kind == "attention":
         return attention(op, value, named, layer, where.box(layer))
     if kind == "laid_out":
@@ -189,12 +200,6 @@ def _run(
         epsilon = options.get("epsilon", EPSILON)
         normed = functional.layer_norm(rows, rows.shape[-1:], named["weight"], named["bias"], epsilon)
         return normed.permute(0, 3, 1, 2)
-    if kind in ACTIVATIONS:
-        activated: torch.Tensor = getattr(functional, kind)(first, **options)
-        return activated
-    if kind in FUNCTIONS:
-        computed: torch.Tensor = getattr(torch, kind)(first, **options)
-        return computed
     if kind == "channel_scale":
         return first * named["weight"][:, None, None]
     if kind == "channel_bias":

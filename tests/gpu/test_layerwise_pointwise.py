@@ -1,0 +1,93 @@
+"""Pointwise functions and operators on samples, under every split: against torch's own module and one device."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.estimate import capture_estimated
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.layerwise.batch import make_data
+from gpusim.gpu.layerwise.launch import launch
+from gpusim.gpu.layerwise.one_device import run_on_one_device
+from gpusim.gpu.layerwise.operations import parameters_of
+from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.from_trace import layers_of
+from gpusim.trace.store import write_trace
+from tests.support import pointwise_models
+from tests.support.layer_networks import ROOT
+
+CPU = torch.device("cpu")
+NETWORKS = ("pointwise", "by_sample")
+#: Tagged as pointwise by torch, but with another meaning or result under the same name.
+AMBIGUOUS = {"max", "min", "equal", "frexp"}
+
+
+def captured(name: str) -> Trace:
+    options = CaptureOptions(spec=f"{pointwise_models.__file__}:{name}", mode="train", batch=2)
+    return capture_estimated(options, load_hardware("h200"), lambda _: None)
+
+
+def test_the_rule_knows_all_pointwise_operators_of_torch() -> None:
+    """By torch's own tags. Backward operators, and those of special functions and lists, have no rule."""
+    tagged = set()
+    for whole in torch._C._dispatch_get_all_op_names():
+        library, _, operator = whole.partition("::")
+        name, _, overload = operator.partition(".")
+        if library == "aten" and not name.startswith(("_foreach", "special_", "__")) and "backward" not in name:
+            function = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+            if function is not None and torch.Tag.pointwise in function.tags:
+                tagged.add(name.rstrip("_"))
+    assert len(tagged) > 100
+    assert tagged - AMBIGUOUS <= rules.POINTWISE
+    assert not AMBIGUOUS & rules.POINTWISE
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_runs_as_torchs_module(name: str) -> None:
+    """Loss and gradients in double precision, with the same weights."""
+    graph = layers_of(captured(name))
+    assert not graph.notes
+    data = make_data(graph, 3, torch.float64, CPU)
+    loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
+    model = getattr(pointwise_models, name)(2)[0].double()
+    parameters = {}
+    for index, layer in enumerate(graph.layers):
+        generator = torch.Generator().manual_seed(5 * 100_003 + index)
+        for number, named in enumerate(parameters_of(layer, generator, torch.float64)):
+            for own, value in named.items():
+                parameter = model.get_parameter(f"{layer.path}.{own}")
+                parameter.data = value.clone()
+                parameters[f"{layer.name}/{number}/{own}"] = parameter
+    inputs = data.inputs if name == "pointwise" else data.inputs.squeeze(3).transpose(1, 2)
+    whole = functional.cross_entropy(model(inputs), data.targets)
+    whole.backward()  # type: ignore[no-untyped-call]
+    assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-12)
+    assert set(gradients) == set(parameters)
+    assert len(parameters) == len(list(model.parameters()))
+    for own, gradient in gradients.items():
+        wanted = parameters[own].grad
+        assert wanted is not None
+        assert torch.allclose(gradient, wanted, rtol=1e-9, atol=1e-14), own
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_a_network_is_equal_under_every_split(gpus: int, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.json.gz" for name in NETWORKS]
+    for name, file in zip(NETWORKS, files, strict=True):
+        write_trace(captured(name), file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        answers = json.loads(launch(gpus, "tests.support.rank", [str(file) for file in files], timeout_s=300))
+    assert len(answers) == len(files)
+    for file, answer in answers.items():
+        assert answer["splits"] == answer["possible_splits"] > 12, file
+        assert answer["unequal"] == [], file
+        assert answer["worst"] < 1e-9, file

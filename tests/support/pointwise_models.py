@@ -1,0 +1,47 @@
+"""Networks of pointwise functions and of operators that treat each sample by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Pointwise(nn.Module):
+    """Functions of one layer, of numbers, and of two and three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv2d(3, 8, 3, padding=1) for _ in range(3))
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = functional.relu6(functional.leaky_relu(self.one(x), 0.2) + 0.5)
+        two = 1 - functional.mish(self.two(x)).clamp(-0.4, 0.7)
+        three = torch.erf(self.three(x)) ** 2
+        mixed = torch.maximum(one, two) - torch.lerp(two, three, 0.25)
+        gated = torch.addcmul(mixed, one, three, value=0.3)
+        chosen = torch.where(gated > two, gated, two)
+        return self.last(functional.celu(chosen).mean((2, 3)))
+
+
+class BySample(nn.Module):
+    """Operators along dimensions of one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        x = torch.flip(x, (1, -1)) * x.logsumexp(-1, keepdim=True)
+        x = self.two(x) - x.amin(1, keepdim=True)
+        return self.last(functional.glu(x.std(1, correction=0)))
+
+
+def pointwise(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    return Pointwise(), torch.randn(batch, 3, 6, 6)
+
+
+def by_sample(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    return BySample(), torch.randn(batch, 7, 6)
