@@ -68,8 +68,6 @@ def compare_plan(
         bucket_bytes=bucket_bytes,
     )
     loss = rank.step(data).clone()
-    if any(c.replicated for layer, c in zip(graph.layers, choice, strict=True) if layer.kind == "loss"):
-        loss /= gpus
     transport.all_reduce(loss, tuple(range(gpus)))
     expected_loss, expected = run_on_one_device(graph, data, dtype=dtype, seed=seed, device=device)
     worst, whose = 0.0, ""

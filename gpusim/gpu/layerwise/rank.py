@@ -155,7 +155,8 @@ class Rank:
         state.products = []
         state.output = self.run_share(index, state.buffers, data.targets, state.products if state.late else None)
         if state.layer.kind == "loss":
-            self.loss = self.loss + state.output.detach()
+            loss = state.output.detach()
+            self.loss = self.loss + (loss / self.gpus if state.config.replicated else loss)
         self._done("forward", index)
 
     def _done(self, part: Part, index: int) -> None:
