@@ -321,7 +321,8 @@ class _Reader:
         shape = trace.tensors[output].shape if output is not None else ()
         inputs = [(tensor, value.frame) for tensor, value in from_layers]
         whole = all(value.step == STEPS for _, value in from_layers)
-        rule = rule_of(trace, op, name, inputs, shape, self.batch, whole)
+        ends = output is not None and self._readers.ends_as_number(output)
+        rule = rule_of(trace, op, name, inputs, shape, self.batch, whole=whole, ends=ends)
         samples = self.batch if rule.splits == "n" else 1
         extents = rule.frame.extents if rule.frame is not None else (samples, max(1, prod(shape)), 1, 1)
         if rule.kind == "loss" and rule.frame is None:

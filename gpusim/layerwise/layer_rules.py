@@ -39,9 +39,20 @@ class Rule:
 
 
 def rule_of(
-    trace: Trace, op: Op, name: str, inputs: Inputs, shape: Sequence[int], batch: int, whole: bool = True
+    trace: Trace,
+    op: Op,
+    name: str,
+    inputs: Inputs,
+    shape: Sequence[int],
+    batch: int,
+    *,
+    whole: bool = True,
+    ends: bool = False,
 ) -> Rule:
-    """Return the rule of an operator with a result of this shape; without `whole`, inputs lack every other element."""
+    """Return the rule of an operator with a result of this shape.
+
+    Without `whole`, inputs lack every other element. With `ends`, a number as result is part of the step's loss.
+    """
     frames = [frame for _, frame in inputs]
     first = frames[0]
     rule: Rule | None = None
@@ -63,6 +74,8 @@ def rule_of(
         rule = _pointwise(trace, name, inputs, shape)
     if rule is None and name == "embedding":
         rule = _embedding(frames, shape)
+    if rule is None and ends and not shape and name in rules.TOTALS:
+        rule = _total(first)
     if rule is None and name in rules.LOSSES:
         rule = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
     if rule is None:
@@ -247,6 +260,13 @@ def broadcast(extents: Extents, result: Extents) -> Needs | None:
         return None
     n, c, h, w = (SAME if have == want else ALL for have, want in zip(extents, result, strict=True))
     return n, c, h, w
+
+
+def _total(first: Frame | None) -> Rule | None:
+    """Return the rule of a loss that is the mean or the sum of all elements: of parts of the batch, these are added."""
+    if first is None or not any("n" in first.letters(dimension) for dimension in range(len(first.rows))):
+        return None
+    return Rule("loss", "n", None, prod(first.extents))
 
 
 def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:

@@ -55,6 +55,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return _batch_norm(op)
     if layer.kind == "loss" and name == "_log_softmax":
         return _loss(op, layer)
+    if layer.kind == "loss" and name in rules.TOTALS and not op.kwargs:
+        return (LayerOp("total", {"mean": name == "mean"}),)
     if layer.kind == "layer_norm":
         return _layer_norm(op, layer)
     if layer.kind == "embedding":

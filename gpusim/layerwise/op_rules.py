@@ -70,6 +70,8 @@ CREATIONS: Final = names("new_zeros new_ones new_full new_empty")
 KEEPING: Final = POINTWISE | names("_softmax _safe_softmax cumsum tril triu flip roll constant_pad_nd")
 #: Operators that end a step: they average over samples, which parts of the batch can do separately.
 LOSSES: Final = names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
+#: Operators on all elements that end a step, too: losses of the user's own.
+TOTALS: Final = names("mean sum")
 
 
 def base_name(op: Op) -> str:

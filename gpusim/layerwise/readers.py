@@ -36,10 +36,21 @@ class Readers:
         self._root, self._most = root, Counter[int]()
         for (base, _), number in count.items():
             self._most[base] = max(self._most[base], number)
+        self._beyond: set[int] = set()
+        """Tensors of which an op with a result of several elements depends."""
+        for op in reversed(trace.ops):
+            if op.phase == "forward":
+                made = [t for t in (*op.outputs, *op.writes) if t is not None]
+                if any(trace.tensors[t].shape for t in made) or not self._beyond.isdisjoint(made):
+                    self._beyond.update(tensors_in(op.args) + tensors_in(op.kwargs))
 
     def of(self, tensor: int) -> int:
         """Return the number of readers of the tensor of which this one is a view."""
         return self._most[self._root.get(tensor, tensor)]
+
+    def ends_as_number(self, tensor: int) -> bool:
+        """Whether a number is part of the step's loss: the forward pass makes nothing of it but other numbers."""
+        return tensor not in self._beyond
 
 
 def share_concatenations(layers: Sequence[Layer]) -> tuple[Layer, ...]:

@@ -45,3 +45,38 @@ def pointwise(batch: int) -> tuple[nn.Module, torch.Tensor]:
 
 def by_sample(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return BySample(), torch.randn(batch, 7, 6)
+
+
+class Pairs(nn.Module):
+    """A loss of the user's own, of two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.one(x)), self.two(x)
+
+
+def loss_of_pairs(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return (pair[0] ** 2).mean() * 3 + (pair[1] - 1).abs().sum()
+
+
+def pairs(batch: int) -> tuple[nn.Module, torch.Tensor, object]:
+    return Pairs(), torch.randn(batch, 6), loss_of_pairs
+
+
+class Centred(nn.Module):
+    """The mean of all elements, which is no loss: layers behind it need it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        return self.last(x - x.mean() * 0.5)
+
+
+def centred(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    return Centred(), torch.randn(batch, 6)

@@ -34,7 +34,8 @@ def _by_dimension(graph: LayerGraph) -> list[tuple[tuple[int, ...], tuple[int, .
 
 def make_targets(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
     """Make a class for each sample, or for each position of each sample."""
-    loss = next((layer for layer in graph.layers if layer.kind == "loss"), graph.layers[-1])
+    with_classes = (layer for layer in graph.layers if any(op.kind == "loss" for op in layer.ops))
+    loss = next(with_classes, graph.layers[-1])
     n, classes, h, w = loss.output
     return torch.randint(0, classes, (n, h, w) if h * w > 1 else (n,), generator=generator)
 

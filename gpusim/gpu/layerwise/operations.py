@@ -216,6 +216,8 @@ def _run(
         if where.mask is None:
             return functional.dropout(first, options["p"])
         return first * where.mask / (1 - options["p"])
+    if kind == "total":
+        return first.sum() / (where.batch * first[0].numel() if options["mean"] else 1)
     if kind == "loss":
         assert where.targets is not None
         targets = where.targets.reshape(first.shape[0], *first.shape[2:])
