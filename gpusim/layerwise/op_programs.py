@@ -22,10 +22,9 @@ from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
-#: Pointwise functions that are run by their name in `torch.ops.aten`: all but those of new, random or copied tensors.
+#: Pointwise functions that are run by their name in `torch.ops.aten`: all but those of random or copied tensors.
 FUNCTIONS: Final = rules.POINTWISE - rules.names(
-    "clone copy _to_copy fill bernoulli dropout native_dropout rrelu "
-    "empty_like full_like ones_like rand_like randn_like zeros_like"
+    "clone copy _to_copy fill bernoulli dropout native_dropout rrelu empty_like rand_like randn_like"
 )
 #: Operators of a layer's value and a number or a fixed tensor.
 ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill")
