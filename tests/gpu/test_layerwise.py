@@ -226,17 +226,19 @@ def test_a_ranks_step_replays_as_a_graph(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("ranks", "line"),
+    ("plan", "ranks", "line"),
     [
-        ("0", "gpusim: --ranks is 0: give a number from 1 to 1024"),
-        ("1", "gpusim: rank 0 of 1 failed with exit status 2: gpusim: 'vgg16-infer-b1' is no training step"),
+        ("data", "0", "gpusim: --ranks is 0: give a number from 1 to 1024"),
+        ("layer", "1", "gpusim: rank 0 of 1 failed with exit status 2: gpusim: --plan layer: give the file that"),
+        ("data", "1", "gpusim: rank 0 of 1 failed with exit status 2: gpusim: 'vgg16-infer-b1' is no training step"),
     ],
 )
 def test_ranks_that_cannot_run_end_with_one_line(
-    ranks: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plan: str, ranks: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    assert layerwise.main(["vgg16-infer-b1", "--plan", "data", "--ranks", ranks]) == 2
+    trace = "vgg16-infer-b1" if plan == "data" else "googlenet-train-b8"
+    assert layerwise.main([trace, "--plan", plan, "--ranks", ranks]) == 2
     [found] = capsys.readouterr().err.splitlines()
     assert found.startswith(line)
 

@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     step = load(options.trace)
     layers = layers_of(step.trace)
     if not layers.training or all(layer.kind != "loss" for layer in layers.layers):
-        raise OptionError(f"'{step.trace.name}' is no training step with a cross-entropy loss: nothing to compare")
+        raise OptionError(f"'{step.trace.name}' is no training step with a loss: nothing to compare")
     graph = layers.for_gpus(gpus)
     given = _given(graph, options.plan, gpus)
     choice = given.choice
@@ -201,6 +201,8 @@ def _compare(graph: LayerGraph, choice: Choice, device: torch.device, dtype: tor
 def _given(graph: LayerGraph, plan: str, gpus: int) -> GivenPlan:
     if plan in FIXED_PLANS:
         return GivenPlan(FIXED_PLANS[plan](graph, gpus))
+    if plan == "layer" and not Path(plan).exists():
+        raise OptionError("--plan layer: give the file that `gpusim parallel TRACE --gpus N -o FILE` writes")
     return plan_reader(Path(plan), gpus)(graph)
 
 
