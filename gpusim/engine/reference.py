@@ -111,6 +111,8 @@ class _Simulation:
         before = _queue_predecessors(plan)
         self.successors = _successors(plan, before)
         if plan.mode == "graph":
+            for task in plan.tasks:
+                self.devices[task.device].pending += task.kind in COPY_DIRECTIONS
             for index, task in enumerate(plan.tasks):
                 self.env.process(self._graph_node(index, task, before[index]))
         else:
@@ -204,6 +206,8 @@ class _Device:
         self.room_by = -1
         """The task that freed it."""
         self.copies = {direction: _CopyEngine() for direction in COPY_DIRECTIONS}
+        self.pending = 0
+        """Copies of a CUDA graph that have yet to start."""
         self.copied = False
         """True once there has been a copy; plans without copies skip the copy engines."""
         self.sm_rate = 1.0
@@ -252,11 +256,11 @@ class _Device:
             self._serve(self.front_end_free)
 
     def _wait_ns(self, index: int, task: Task) -> float:
-        """Return how much longer a starting task takes because of the active copies, in ns."""
+        """Return how much longer a starting task takes because of active and pending copies, in ns."""
         if not task.on_copy_engine:
             return 0.0
         h2d, d2h = (self.copies[direction].active for direction in COPY_DIRECTIONS)
-        wait_ns = copies.memset_wait_ns(self.hardware.copies, d2h is not None, h2d is not None)
+        wait_ns = copies.memset_wait_ns(self.hardware.copies, d2h is not None, h2d is not None, self.pending)
         if self.record and wait_ns > 0.0:
             by, now = d2h if h2d is None else h2d, self.env.now
             self.simulation.noted.losses[index].append(Loss(LOSSES[lost_time.COPY], by, now, now + wait_ns, wait_ns))
@@ -337,6 +341,7 @@ class _Device:
         for copy in self.copies.values():
             if copy.active is None and copy.waiting:
                 copy.active = copy.waiting.popleft()
+                self.pending -= 1
                 task = self.simulation.plan.tasks[copy.active]
                 self.simulation.start[copy.active] = self.env.now
                 self.simulation.note_held(copy.active, COPY_ENGINE, copy.last_ended)

@@ -8,7 +8,8 @@ as long during a copy, and `1 + 2 kernel_slowdown` during copies in both directi
 kernel starts `switch_ns` later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended
 before its other predecessors.
 A memset of at most `SMALL_MEMSET_BYTES` also runs on a copy engine: one that starts during a copy to the host takes
-`memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. Larger ones do not wait.
+`memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. In a CUDA graph, one between copies takes `memset_d2h_ns`
+longer, too, while at least `MANY_PENDING` copies have yet to start. Larger ones do not wait.
 The slower copies are a replayed step's. Copies in a row, also concurrent with kernels, hardly slow down; the cause is
 not known (research/2026-11-26-copies-out.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
@@ -28,6 +29,10 @@ from gpusim.units import KIB
 #: Memsets of 96 bytes wait for copies, those of 1 MiB do not (research/2026-11-26-copies-out.md). Nothing is measured
 #: between; traces of the replayed memory plans have none from 16 to 384 KiB.
 SMALL_MEMSET_BYTES: Final = 64 * KIB
+
+#: Copies of a CUDA graph that have yet to start, from which on memsets between copies are slow. In timelines of
+#: encoder_12, memsets take 1.9 to 4.1 us longer then, and at most 1.4 us with fewer (research/2026-11-26-memsets.md).
+MANY_PENDING: Final = 3
 
 
 def full_bytes_per_ns(copies: Copies, to_device: bool) -> float:
@@ -69,11 +74,14 @@ def on_copy_engine(memset: bool, set_bytes: int) -> bool:
     return memset and 0 < set_bytes <= SMALL_MEMSET_BYTES
 
 
-def memset_wait_ns(copies: Copies, to_host: bool, to_device: bool) -> float:
-    """Return how much longer a small memset takes that starts during copies in these directions, in ns."""
+def memset_wait_ns(copies: Copies, to_host: bool, to_device: bool, pending: int) -> float:
+    """Return how much longer a small memset takes that starts during copies in these directions, in ns.
+
+    `pending` copies of its graph have yet to start.
+    """
     if to_device:
         return copies.memset_h2d_ns
-    return copies.memset_d2h_ns if to_host else 0.0
+    return copies.memset_d2h_ns if to_host or pending >= MANY_PENDING else 0.0
 
 
 def sm_rate(copies: Copies, working: int) -> float:

@@ -16,8 +16,9 @@ from gpusim.formats.hardware import Copies, HardwareModel
 from gpusim.formats.trace import HostLink, Trace
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import Buffer, Plan, Task
+from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
 from gpusim.rules.anchor import MAX_GAP_NS, MAX_SCALE, MIN_GAP_NS, MIN_SCALE
+from gpusim.rules.copies import MANY_PENDING
 from tests.support.helpers import (
     HALF,
     WAVES,
@@ -439,6 +440,32 @@ def test_a_memset_that_starts_after_the_copies_does_not_wait() -> None:
     memset = task(100, kind="memset", part=0.0, on_copy_engine=True, deps=[0])
     tested = plan(copy("h2d", 5000, queue=1), memset)
     assert spans(run(tested, make_hardware(memset_h2d_ns=80)))[1] == (100, 200)
+
+
+def memset_with_copies_pending(count: int, mode: LaunchMode = "graph") -> tuple[int, int]:
+    """Return start and end of a memset of 100 ns, of a plan with copies that wait for a kernel of 500 ns."""
+    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, queue=1)
+    copies = [copy("h2d" if number % 2 else "d2h", 100, queue=2, deps=[1]) for number in range(count)]
+    tested = plan(memset, task(500), *copies, mode=mode)
+    return spans(run(tested, make_hardware(memset_d2h_ns=30, memset_h2d_ns=80)))[0]
+
+
+def test_small_memsets_are_slow_while_many_copies_of_their_graph_are_pending() -> None:
+    assert memset_with_copies_pending(MANY_PENDING - 1) == (0, 100)
+    assert memset_with_copies_pending(MANY_PENDING) == (0, 130)
+
+
+def test_a_host_launches_copies_too_late_to_slow_memsets() -> None:
+    start, end = memset_with_copies_pending(MANY_PENDING, mode="stream")
+    assert end - start == 100
+
+
+def test_copies_that_have_started_are_not_pending() -> None:
+    """The first of three copies has ended, the others wait for a kernel of 500 ns."""
+    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, queue=1, deps=[0])
+    later = [copy("h2d", 100, queue=2, deps=[1]) for _ in range(MANY_PENDING - 1)]
+    tested = plan(copy("d2h", 5000, queue=3), task(500), *later, memset)
+    assert spans(run(tested, make_hardware(memset_d2h_ns=30)))[-1] == (100, 200)
 
 
 # --- Properties ---

@@ -16,10 +16,34 @@ from gpusim.rules import copies as rules
 work_bytes, bytes_per_ns = rule(rules.work_bytes), rule(rules.bytes_per_ns)
 sm_rate, memset_wait_ns = rule(rules.sm_rate), rule(rules.memset_wait_ns)
 
-#: A copy engine: its active task and a linked list of waiting ones; -1 stands for none.
+#: A copy engine: its active task and a linked list of waiting ones, where -1 stands for none, and the number of copies
+#: of a CUDA graph that have yet to start.
 COPY_ENGINE = np.dtype(
-    [("active", "i8"), ("head", "i8"), ("tail", "i8"), ("remaining_bytes", "f8"), ("rate", "f8")], align=True
+    [
+        ("active", "i8"),
+        ("head", "i8"),
+        ("tail", "i8"),
+        ("pending", "i8"),
+        ("remaining_bytes", "f8"),
+        ("rate", "f8"),
+    ],
+    align=True,
 )
+
+
+@jit
+def set_up(tasks: Any, nodes: Any, engines: Any, in_graph: bool) -> None:
+    """Reset the copy engines for a run."""
+    for place in range(len(engines)):
+        engine = engines[place]
+        engine.active = engine.head = engine.tail = -1
+        engine.pending = 0
+        engine.remaining_bytes = engine.rate = 0.0
+    if in_graph:
+        for index in range(len(nodes)):
+            node = nodes[index]
+            if tasks[node.row].kind >= 0:  # H2D or D2H
+                engines[2 * node.device + tasks[node.row].kind].pending += 1
 
 
 @jit
@@ -43,10 +67,11 @@ def advance(engines: Any, device: int, elapsed_ns: float) -> None:
 
 @jit
 def wait_ns(hw: Any, task: Any, engines: Any, device: int) -> float:
-    """Return how much longer a starting task takes because of the active copies, in ns."""
+    """Return how much longer a starting task takes because of active and pending copies, in ns."""
     if task.on_copy_engine == 0.0:
         return 0.0
-    return float(memset_wait_ns(hw.copies, engines[2 * device + 1].active >= 0, engines[2 * device].active >= 0))
+    h2d, d2h = engines[2 * device], engines[2 * device + 1]
+    return float(memset_wait_ns(hw.copies, d2h.active >= 0, h2d.active >= 0, h2d.pending + d2h.pending))
 
 
 @jit
@@ -73,6 +98,7 @@ def update(
         engine = engines[place]
         if engine.active < 0 and engine.head >= 0:
             engine.active = engine.head
+            engine.pending -= 1
             node = nodes[engine.active]
             engine.head = node.next_copy
             node.start_ns = now

@@ -287,7 +287,7 @@ def note_copy_losses(
 
 @jit
 def note_wait(engines: Any, number: int, record: Any, index: int, now: float, wait_ns: float) -> None:
-    """Record how much longer a starting memset takes because of the active copies."""
+    """Record how much longer a starting memset takes because of active and pending copies."""
     h2d, d2h = engines[2 * number], engines[2 * number + 1]
     by = int64(h2d.active if h2d.active >= 0 else d2h.active)
     add_loss(record, index, int64(COPY), by, now, now + wait_ns, wait_ns)

@@ -124,6 +124,8 @@ def simulate(
         waiting, known = heaps[:count], heaps[count:]  # ready tasks: a heap per device; other events: a queue
         head = tail = seq = logged = ended = index = int64(0)
         set_up(nodes, devices, blocks, more, events * work)
+        if more is not None:
+            copies.set_up(tasks, nodes, more.engines, stream_launches is None)
         if stream_launches is not None:
             launches, deps = stream_launches[plan, :count], plans.deps[plan]
             tail = stream_mode.set_up(hw, launches, more.queues, known)
@@ -211,7 +213,7 @@ def simulate(
                 idle_ns = tasks[uint32(node.row)].idle_ns
                 device.front_end_free = now + start_interval_ns(hw.graph, stream_launches is None, idle_ns)
                 longer_ns = 0.0
-                if more is not None and device.copying > 0:
+                if more is not None:
                     longer_ns = copies.wait_ns(hw, tasks[node.row], more.engines, number)
                     if record is not None and longer_ns > 0.0:
                         note_wait(more.engines, number, record, index, now, longer_ns)
@@ -343,7 +345,7 @@ def look_again(known: Any, head: int, tail: int, device: Any, number: int, one_d
 
 @jit
 def set_up(nodes: Any, devices: Any, blocks: Any, more: Any, events: int) -> None:
-    """Reset nodes, devices and copy engines for a run."""
+    """Reset nodes and devices for a run."""
     for number in range(len(devices)):
         device = devices[number]
         device.front_end_free = device.updated = 0.0
@@ -361,10 +363,6 @@ def set_up(nodes: Any, devices: Any, blocks: Any, more: Any, events: int) -> Non
         node.ready_ns = node.start_ns = node.end_ns = -1.0
         node.waiting = node.n_deps + (1 if node.previous >= 0 else 0)
     if more is not None:
-        for number in range(len(more.engines)):
-            engine = more.engines[number]
-            engine.active = engine.head = engine.tail = -1
-            engine.remaining_bytes = engine.rate = 0.0
         for index in range(len(nodes)):
             devices[nodes[index].device].first_ready += 1  # here: number of its tasks
         first = 0
