@@ -13,6 +13,7 @@ from gpusim.formats.trace import HostLink
 from gpusim.gpu.calibrate import memsets
 from gpusim.gpu.calibrate.copies import CopyBench, fastest_link, line, link_of, turn_costs_ns
 from gpusim.gpu.calibrate.memsets import memset_ns, memset_waits_ns
+from gpusim.rules.copies import MANY_PENDING
 from gpusim.units import MIB
 
 
@@ -77,6 +78,7 @@ def test_waits_of_memsets_are_what_they_take_longer_beside_copies(monkeypatch: p
             pass
 
         def copies(self, size, count, direction):  # type: ignore[no-untyped-def]
+            assert count >= 4 * MANY_PENDING  # most of the time as many have yet to start, as in a plan
             return [lambda: None] * count
 
         def forget(self) -> None:

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from gpusim.errors import GpuError
-from gpusim.gpu.calibrate.copies import DIRECTIONS, LARGE_BYTES, CopyBench, Direction, Lanes
+from gpusim.gpu.calibrate.copies import DIRECTIONS, CopyBench, Direction, Lanes
 from gpusim.gpu.calibrate.microbench import spin_cycles
-from gpusim.units import NS_PER_US
+from gpusim.units import MIB, NS_PER_US
 
 #: Size of a small memset, their number in a graph, and the kernels between them.
 MEMSET_BYTES, MEMSETS, SPIN_US = 96, 150, 5.0
-#: Copies of `LARGE_BYTES` beside them: 2.4 ms at 55 GB/s, in which most memsets and kernels run.
-COPIES = 2
+#: Copies beside them, and their size: 2.4 ms at 55 GB/s, in which most memsets and kernels run. Most of that time at
+#: least `gpusim.rules.copies.MANY_PENDING` have yet to start, as in a memory plan.
+COPIES, COPY_BYTES = 16, 8 * MIB
 
 
 def memset_waits_ns(bench: CopyBench) -> dict[Direction, float]:
@@ -30,7 +31,7 @@ def memset_waits_ns(bench: CopyBench) -> dict[Direction, float]:
     alone_ns = memset_ns(bench.profiled_events(ops, {}))
     waits_ns: dict[Direction, float] = {}
     for direction in DIRECTIONS:
-        lanes: Lanes = {direction: bench.copies(LARGE_BYTES, COPIES, direction)}
+        lanes: Lanes = {direction: bench.copies(COPY_BYTES, COPIES, direction)}
         beside_ns = memset_ns(bench.profiled_events(ops, lanes))
         waits_ns[direction] = 0.0 if alone_ns is None or beside_ns is None else max(0.0, beside_ns - alone_ns)
     bench.forget()
