@@ -49,13 +49,13 @@ KINDS: Final = {
     ),
     "unet": Kind(
         "U-Net",
-        "Down, up and shortcuts between: little to overlap, most of it beside the time embedding.",
+        "Down, up and shortcuts between: little to overlap, most of it with the time embedding.",
         (1, 1, 1, 1, 1, 1, 1),
         ((0, 6), (1, 5), (2, 4)),
     ),
     "shortcuts": Kind(
         "CNN with shortcuts",
-        "A chain forward; backward, weight gradients run beside the data gradients.",
+        "A chain forward; backward, weight gradients run concurrently with data gradients.",
         (1, 1, 1, 1, 1, 1, 1, 1),
         ((0, 2), (2, 4), (4, 6)),
     ),

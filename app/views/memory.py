@@ -21,14 +21,14 @@ with st.spinner("Simulating ..."):
     alone = results.times_of(choice, "sequential")
 capacity = choice.hardware.memory.dram_bytes
 share = f"{view.percent(timeline.peak_bytes / capacity)} of the {format_bytes(capacity)} of {choice.hardware.label}"
-beside = (
+more = (
     f"One stream needs {format_bytes(alone.peak_bytes)}. Gradients and outputs count from the start of the step here; "
-    "Memory plans counts them once they are made, and workspaces besides."
+    "Memory plans counts them once they are made, and workspaces, too."
 )
 if timeline.peak_bytes <= capacity:
-    html.answer("yes", f"Yes. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)
+    html.answer("yes", f"Yes. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", more)
 else:
-    html.answer("no", f"No. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", beside)
+    html.answer("no", f"No. At its peak the step needs {format_bytes(timeline.peak_bytes)}: {share}.", more)
 st.page_link(
     st.session_state.pages["memory-plans"],
     label="How to need less memory",

@@ -133,7 +133,7 @@ split = (Head("layers"), Head("number", True), Head("split"), Head("GPUs", True)
 html.table("How the layers are split", split, rows[:MOST_GROUPS])
 if rows[MOST_GROUPS:]:
     st.caption(f"{len(rows) - MOST_GROUPS} more groups of layers are in the table below.")
-st.caption("n: samples, c: channels, h and w: height and width, in so many parts.")
+st.caption("n: samples, c: channels, h: height, w: width; numbers of parts.")
 if box := view.folded("Layer by layer", "layer by layer"):
     with box:
         view.table(

@@ -33,7 +33,7 @@ policies = dashboard.registered_policies()
 
 top = st.columns([2, 1, 1, 3], vertical_alignment="bottom")
 budget_s = settings.number(
-    top[0], "Search for so many seconds", "seconds", 1, MAX_BUDGET_S, round(DEFAULT_BUDGET_S), disabled=running
+    top[0], "Seconds to search", "seconds", 1, MAX_BUDGET_S, round(DEFAULT_BUDGET_S), disabled=running
 )
 with st.expander("Advanced: policies, seed, an end by number, partitions of the SMs"):
     chosen = settings.choose_several(
@@ -85,7 +85,7 @@ if top[1].button("Start", type="primary", disabled=running or bool(wrong), width
         state.job.interrupt()
     limit = ["--evaluations", str(evaluations)] if evaluations else []
     parts = ["--partitions", asked] if asked and choice.streams > 1 else []
-    job = dashboard.explore_beside(
+    job = dashboard.explore_in_background(
         results.step_of(choice),
         streams=choice.streams,
         budget_s=float(budget_s or DEFAULT_BUDGET_S),

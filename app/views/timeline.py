@@ -28,7 +28,7 @@ AROUND, ZOOM = 0.08, 0.5
 #: Names of the parts of the critical path on the page.
 ON_THE_PATH = {
     "alone": "kernels, as long as alone",
-    "slowed": "longer beside other kernels",
+    "slowed": "longer, through concurrent kernels",
     "stream": "waiting for the same stream",
     "dependency": "waiting for another stream",
     "front end": "waiting for the front end",

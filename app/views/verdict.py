@@ -10,7 +10,7 @@ from gpusim.api.dashboard import Concurrency
 from gpusim.report.advice import (
     OPTIMIZE,
     Way,
-    beside_fused,
+    against_fused,
     bound_in_words,
     headline,
     note_on_fused,
@@ -55,9 +55,9 @@ def answer(summary: Summary, rows: list[Way]) -> None:
             "that GPU.",
         )
     elif summary.verdict.worth_it:
-        html.answer("yes", said, beside_fused(rows), *estimated)
+        html.answer("yes", said, against_fused(rows), *estimated)
     else:
-        html.answer("no", said, reason(summary), beside_fused(rows), *estimated)
+        html.answer("no", said, reason(summary), against_fused(rows), *estimated)
 
 
 def ladder(summary: Summary, rows: list[Way]) -> None:

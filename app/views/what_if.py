@@ -213,7 +213,7 @@ def what_if() -> None:
     """Draw controls and answers; a fragment, so that a slider does not rerun the frame."""
     place = st.container()
     tools = st.columns([2, 1, 3], vertical_alignment="center")
-    both = settings.toggle(tools[0], "A second setting beside it", "second")
+    both = settings.toggle(tools[0], "Compare with a second setting", "second")
     reset = tools[1].container()
     asked: list[tuple[str, Question, int]] = []
     if both:

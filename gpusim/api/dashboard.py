@@ -113,7 +113,7 @@ def check_partitions(step: Step, text: str, streams: int) -> None:
     parse_splits(text, streams, step.hardware.limits.sms)
 
 
-def explore_beside(
+def explore_in_background(
     step: Step,
     *,
     streams: int,

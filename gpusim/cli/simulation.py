@@ -179,7 +179,7 @@ def simulate(
     target = check_output(perfetto_file)
     figures = check_figures(html_file, png_file)
     if measured_file is not None and not figures:
-        raise OptionError("--measured goes with --html or --png: it is drawn beside the simulated timeline")
+        raise OptionError("--measured goes with --html or --png: it is drawn under the simulated timeline")
     step = load_step(trace, hardware)
     measured = None
     if measured_file is not None:

@@ -31,14 +31,14 @@ _OWN: Final = {
     "gpusim-measurement": ("a measurement", "give it with `gpusim simulate TRACE --measured FILE`"),
     "gpusim-hardware": ("a hardware model", "give it with `--hw FILE`"),
     "gpusim-results": ("a file of results", "draw it with `gpusim figure fidelity FILE`"),
-    "gpusim-replayed": ("a file of replayed schedules", "it belongs beside its results: `gpusim figure fidelity FILE`"),
+    "gpusim-replayed": ("a file of replayed schedules", "it belongs to its results: `gpusim figure fidelity FILE`"),
     "gpusim-pairs": ("a file of measured pairs of kernels", "no command reads it"),
-    "gpusim-predictions": ("a file of predicted schedules", "`gpusim validate` reads it beside its trace"),
-    "gpusim-stages": ("a file of stage latencies for IOS", "`gpusim validate` reads it beside its trace"),
+    "gpusim-predictions": ("a file of predicted schedules", "`gpusim validate` reads it with its trace"),
+    "gpusim-stages": ("a file of stage latencies for IOS", "`gpusim validate` reads it with its trace"),
     "gpusim-memory-plan": ("a memory plan", "give it with `gpusim replay TRACE --memory-plan FILE`"),
-    "gpusim-memory-predictions": ("a file of predicted memory plans", "`gpusim validate` reads it beside its trace"),
-    "gpusim-replayed-memory": ("a file of replayed memory plans", "it belongs beside its results"),
-    "gpusim-rules": ("a check of the engines' rules", "it is read beside its hardware model"),
+    "gpusim-memory-predictions": ("a file of predicted memory plans", "`gpusim validate` reads it with its trace"),
+    "gpusim-replayed-memory": ("a file of replayed memory plans", "it belongs to its results"),
+    "gpusim-rules": ("a check of the engines' rules", "it is read with its hardware model"),
     "gpusim-hyper-q": ("a measurement of hardware queues", "no command reads it"),
 }
 _NSYS: Final = (
@@ -198,7 +198,7 @@ def _format(data: bytes, name: str, wanted: str) -> tuple[str, str] | None:
 
 
 def _json_format(data: bytes, wanted: str) -> tuple[str, str] | None:
-    profile = _KINETO, f"{_IMPORT}, or draw it beside a prediction with "
+    profile = _KINETO, f"{_IMPORT}, or compare it with a prediction by "
     measured = "`gpusim simulate TRACE --measured FILE --html OUT`"
     if re.match(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:', data):
         return profile[0], profile[1] + measured

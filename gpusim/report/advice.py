@@ -36,9 +36,9 @@ _TAKES: Final = {
 }
 _BOUND: Final = {
     CRITICAL_PATH: "Its operations need each other: on average {width:.1f} of them could run at once.",
-    AREA: "Its kernels fill the GPU by themselves: beside one another they would only share what each has alone.",
-    CONTENTION: "Its kernels fill the GPU by themselves: beside one another they would only slow each other down.",
-    BANDWIDTH: "Its kernels wait for memory: beside one another they would share the same bandwidth.",
+    AREA: "Each kernel fills the GPU: concurrent kernels would only share the SMs that each has alone.",
+    CONTENTION: "Each kernel fills the GPU: concurrent kernels would only slow each other down.",
+    BANDWIDTH: "Its kernels wait for memory: concurrent kernels would share the same bandwidth.",
     FRONT_END: "Its kernels are so short that starting them takes the time: streams do not start them faster.",
 }
 
@@ -123,7 +123,7 @@ def _keep(best: dict[str, tuple[str, Way]], date: str, way: Way) -> None:
         best[way.what] = date, way
 
 
-def beside_fused(rows: Sequence[Way]) -> str:
+def against_fused(rows: Sequence[Way]) -> str:
     """Return the effect of measured fused kernels on the answer in a sentence or two; empty without measurements."""
     compiled, optimized = (next((row for row in rows if row.what == what), None) for what in (COMPILE, OPTIMIZE))
     own = min((row for row in rows if row.what in ("graph", "streams")), key=lambda row: row.time_ns, default=None)

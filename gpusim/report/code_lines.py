@@ -160,7 +160,7 @@ def kind_in_words(row: SideBySide) -> str:
     """Return the kind of overlap in words, if it is not of modules."""
     return {
         "modules": "",
-        "weight gradients": "Weight gradients beside the chain of data gradients",
-        "optimizer": "Optimizer updates beside the backward pass",
-        "buffers": "Updates of buffers, such as BatchNorm's counters, beside the rest",
+        "weight gradients": "Weight gradients, concurrent with the chain of data gradients",
+        "optimizer": "Optimizer updates during the backward pass",
+        "buffers": "Updates of buffers, such as BatchNorm's counters, during the rest",
     }[row.kind]

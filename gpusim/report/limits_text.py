@@ -12,7 +12,7 @@ MEANING: Final = {
     DEPENDENCIES: "operations wait for each other, and no schedule changes that",
     GAPS: "each kernel and each join costs time of its own: operator fusion makes fewer",
     FRONT_END: "kernels start one after the other: operator fusion makes fewer",
-    SMS: "kernels already fill the GPU: a smaller batch or a larger GPU leaves room beside them",
+    SMS: "kernels already fill the GPU: a smaller batch or a larger GPU leaves room for others",
     CONTENTION: "kernels that share the GPU slow each other down",
     DRAM: "kernels that run together share the memory's bandwidth: operator fusion moves fewer bytes",
     STREAMS: "more streams would help",

@@ -76,7 +76,7 @@ def test_two_settings_stand_side_by_side_and_reset_takes_both_back() -> None:
 
 def test_the_second_setting_s_values_leave_the_address_with_it() -> None:
     app = page("what-if", second="on", b_sms="99")
-    widget(app.toggle, "A second setting beside it").set_value(False).run()
+    widget(app.toggle, "Compare with a second setting").set_value(False).run()
     assert not {"second", "b_sms"} & set(address(app))
 
 

@@ -17,7 +17,7 @@ from gpusim.report.advice import (
     FUSED,
     OPTIMIZE,
     Way,
-    beside_fused,
+    against_fused,
     fused_ways,
     headline,
     note_on_fused,
@@ -66,7 +66,7 @@ def test_no_is_an_answer_of_its_own_and_an_uncalibrated_model_gives_none(found: 
     ("bound", "words"),
     [
         (CRITICAL_PATH, "need each other"),
-        (AREA, "fill the GPU"),
+        (AREA, "fills the GPU"),
         (BANDWIDTH, "wait for memory"),
         (FRONT_END, "so short"),
     ],
@@ -197,7 +197,7 @@ def test_measured_fused_kernels_change_the_answer(
         rows.append(Way(COMPILE, "fused kernels", compiled_ns, True, None, "torch.compile"))
     if optimized_ns is not None:
         rows.append(Way(OPTIMIZE, "gpusim.optimize", optimized_ns, True, None, ""))
-    said = beside_fused(rows)
+    said = against_fused(rows)
     assert words in said
     assert bool(said) == bool(words)
 

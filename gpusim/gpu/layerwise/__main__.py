@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("trace")
     parser.add_argument("--plan", required=True, help="a plan file, or data, model, owt")
     parser.add_argument("--steps", type=int, default=0, help="steps to time")
-    parser.add_argument("--layers", action="store_true", help="time each layer too, beside its prediction")
+    parser.add_argument(
+        "--layers", action="store_true", help="time each layer, too, and compare it with its prediction"
+    )
     parser.add_argument(
         "--batch-norm", choices=BATCH_NORMS, default=DEFAULT_BATCH_NORM, help="of timed steps [default: %(default)s]"
     )
