@@ -6,10 +6,12 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch.nn import functional
 
+from gpusim.errors import OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.estimate import capture_estimated
@@ -101,3 +103,15 @@ def test_a_mean_that_layers_need_is_no_loss() -> None:
     (mean,) = (layer for layer in graph.layers if layer.name.startswith("mean"))
     assert (mean.kind, mean.splits) == ("other", "")
     assert [layer.kind for layer in graph.layers].count("loss") == 1
+
+
+def test_arguments_that_torch_refuses_are_one_line() -> None:
+    trace = captured("pointwise")
+    place = next(index for index, op in enumerate(trace.ops) if op.target == "aten.clamp.default")
+    ops = list(trace.ops)
+    ops[place] = msgspec.structs.replace(ops[place], args=(ops[place].args[0], "wide", 10**30))
+    graph = layers_of(msgspec.structs.replace(trace, ops=tuple(ops)))
+    data = make_data(graph, 0, torch.float64, CPU)
+    with pytest.raises(OptionError, match=r"layer 'two' cannot be run: its clamp failed: .*any schema") as caught:
+        run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
+    assert "\n" not in str(caught.value)

@@ -158,13 +158,7 @@ def _run(
             total = total + other
         return total
     if kind == "pointwise":
-        given = [value] if isinstance(value, torch.Tensor) else value
-        arguments = [
-            as_traced(given[each.number], each.dtype) if isinstance(each, Input) else each
-            for each in options["arguments"]
-        ]
-        computed: torch.Tensor = getattr(torch.ops.aten, options["function"])(*arguments, **options["words"])
-        return computed
+        return _pointwise(layer, op, [value] if isinstance(value, torch.Tensor) else value)
     if kind == "attention":
         return attention(op, value, named, layer, where.box(layer))
     if kind == "laid_out":
@@ -224,6 +218,23 @@ def _run(
         losses = functional.cross_entropy(first, targets, reduction="sum")
         return losses / (where.batch * first.shape[2] * first.shape[3])
     raise OptionError(f"layer '{layer.name}': nothing runs a {kind}")
+
+
+def _pointwise(layer: Layer, op: LayerOp, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Call a pointwise function. Raises `OptionError` if it refuses the arguments that a trace has."""
+    function: str = op.options["function"]
+    arguments = [
+        as_traced(given[each.number], each.dtype) if isinstance(each, Input) else each
+        for each in op.options["arguments"]
+    ]
+    try:
+        result: torch.Tensor = getattr(torch.ops.aten, function)(*arguments, **op.options["words"])
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, OverflowError) as cause:
+        reason = str(cause).partition("\n")[0]
+        raise OptionError(f"layer '{layer.name}' cannot be run: its {function} failed: {reason}") from cause
+    return result
 
 
 def _left_to_add(padding: int | tuple[int, int], padded: tuple[bool, bool]) -> tuple[int, int]:
