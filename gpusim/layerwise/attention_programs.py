@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Final
 
-from gpusim.layerwise.layer_rules import tensors_in
 from gpusim.layerwise.layers import Layer, LayerOp
 from gpusim.layerwise.operands import CannotRunError, Operands
+from gpusim.layerwise.rule import tensors_in
 
 #: Places of mask, dropout and causality among the arguments of each operator (torch 2.6 to 2.13).
 _PLACES: Final = {

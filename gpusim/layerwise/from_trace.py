@@ -17,12 +17,13 @@ from gpusim.errors import OptionError
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, of_input
-from gpusim.layerwise.layer_rules import Rule, broadcast, fits, parameters_of, rule_of, tensors_in
+from gpusim.layerwise.layer_rules import broadcast, rule_of
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
 from gpusim.layerwise.op_programs import first_program, following_program, loss_program
 from gpusim.layerwise.operands import CannotRunError, Operands, is_creation, own_parameters
 from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
 from gpusim.layerwise.readers import Readers, share_concatenations
+from gpusim.layerwise.rule import Rule, fits, parameters_of, tensors_in
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
 from gpusim.text import shortened, visible
 from gpusim.trace.element_sizes import DTYPE_BYTES

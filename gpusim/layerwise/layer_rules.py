@@ -7,35 +7,14 @@ layers may be split by its dimensions, whatever they mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
 
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, by_rank
-from gpusim.layerwise.layers import ALL, SAME, SCALE, Extents, Need
-
-Needs = tuple[Need, Need, Need, Need]
-Inputs = Sequence[tuple[int, Frame | None]]
-"""Tensors produced by layers (or the batch), with the meaning of their dimensions."""
-
-#: Arguments of `aten.convolution`: stride, padding, dilation, transposed, groups; of a pool: kernel, stride, padding.
-_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
-_KERNEL, _POOL_STRIDE, _POOL_PADDING, _POOL_DILATION = 1, 2, 3, 4
-_IMAGE: Final = ("n", "c", "h", "w")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """An operator's properties as a layer; None in `needs`: a sample needs all of the same sample."""
-
-    kind: str
-    splits: str
-    frame: Frame | None
-    flops: int
-    needs: tuple[Needs | None, ...] = ()
-    channel_unit: int = 1
+from gpusim.layerwise.image_rules import IMAGE, of_image
+from gpusim.layerwise.layers import ALL, SAME, Extents, Need
+from gpusim.layerwise.rule import Inputs, Needs, Rule, parameters_of, second_factor, tensors_in
 
 
 def rule_of(
@@ -60,8 +39,8 @@ def rule_of(
         rule = _by_sample(trace, op, name, inputs, batch)
         return rule or Rule("other", "", by_rank(shape, batch), prod(shape))
     if first is not None:
-        if first.is_rows_of(*_IMAGE):
-            rule = _of_image(trace, op, name, first, shape, inputs)
+        if first.is_rows_of(*IMAGE):
+            rule = of_image(trace, op, name, first, shape, inputs)
         if rule is None and name in rules.LINEAR:
             rule = _linear(trace, op, first, shape)
         if rule is None and name in rules.ATTENTION:
@@ -81,64 +60,6 @@ def rule_of(
     if rule is None:
         rule = _by_sample(trace, op, name, inputs, batch)
     return rule or Rule("other", "", by_rank(shape, batch), prod(shape))
-
-
-def _image(shape: Sequence[int]) -> Frame:
-    return Frame(tuple(((letter, size),) for letter, size in zip("nchw", shape, strict=True)))
-
-
-def _of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int], inputs: Inputs) -> Rule | None:
-    """Return the rule of a convolution or pool."""
-    if name in rules.CONVOLUTIONS and _second_factor(op, name) not in {tensor for tensor, _ in inputs}:
-        return _convolution(trace, op, shape)
-    if name in rules.WINDOWS:
-        return _pool(op, shape)
-    if name == "_adaptive_avg_pool2d":
-        alike = tuple(shape[2:]) == first.extents[2:]
-        needs = (SAME, SAME, *((SAME, SAME) if alike else (ALL, ALL)))
-        return Rule("pool", "nchw" if alike else "nc", _image(shape), prod(first.extents), (needs,))
-    if name == "mean" and _is_global_pool(op):
-        rows = tuple(row if place < 2 else () for place, row in enumerate(first.rows))[: len(shape)]
-        return Rule("pool", "nc", Frame(rows), prod(first.extents), ((SAME, SAME, ALL, ALL),))
-    return None
-
-
-def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
-    """Return the rule of a convolution; None if it is transposed or not two-dimensional."""
-    weight = trace.tensors[tensors_in(op.args[1])[0]].shape
-    if op.args[_TRANSPOSED] or len(weight) != 4 or len(shape) != 4:
-        return None
-    groups = int(op.args[_GROUPS])
-    height, width = (
-        Need("window", weight[2 + d], _at(op.args[_STRIDE], d), _at(op.args[_PADDING], d), _at(op.args[_DILATION], d))
-        for d in (0, 1)
-    )
-    needs = (SAME, ALL if groups == 1 else SCALE, height, width)
-    unit = shape[1] // groups if groups > 1 else 1
-    return Rule("convolution", "nchw", _image(shape), 2 * prod(shape) * prod(weight[1:]), (needs,), unit)
-
-
-def _pool(op: Op, shape: Sequence[int]) -> Rule:
-    kernel = op.args[_KERNEL]
-    stride = op.args[_POOL_STRIDE] if len(op.args) > _POOL_STRIDE and op.args[_POOL_STRIDE] else kernel
-    padding = op.args[_POOL_PADDING] if len(op.args) > _POOL_PADDING else (0, 0)
-    dilation: Any = (1, 1)
-    if rules.base_name(op).startswith("max") and len(op.args) > _POOL_DILATION:
-        dilation = op.args[_POOL_DILATION]
-    height, width = (Need("window", _at(kernel, d), _at(stride, d), _at(padding, d), _at(dilation, d)) for d in (0, 1))
-    flops = prod(shape) * _at(kernel, 0) * _at(kernel, 1)
-    return Rule("pool", "nchw", _image(shape), flops, ((SAME, SAME, height, width),))
-
-
-def _at(value: Any, place: int) -> int:
-    if isinstance(value, int):
-        return value
-    return int(value[place] if len(value) > place else value[0])
-
-
-def _is_global_pool(op: Op) -> bool:
-    dims = op.args[1] if len(op.args) > 1 else None
-    return isinstance(dims, list | tuple) and sorted(int(d) % 4 for d in dims) == [2, 3]
 
 
 def _linear(trace: Trace, op: Op, first: Frame, shape: Sequence[int]) -> Rule | None:
@@ -285,7 +206,7 @@ def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> R
         return None
     if rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape)):
         return None
-    if _second_factor(op, name) in {tensor for tensor, _ in inputs}:
+    if second_factor(op, name) in {tensor for tensor, _ in inputs}:
         return None
     if any(frame is None or not frame.rows or not frame.letters(0).startswith("n") for _, frame in inputs):
         return None
@@ -293,33 +214,3 @@ def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> R
         return None
     frame = rules.by_sample_frame(trace, op, name, inputs[0][1], batch)
     return None if frame is None else Rule("by_sample", "n", frame, prod(prod(s for _, s in row) for row in frame.rows))
-
-
-def _second_factor(op: Op, name: str) -> int | None:
-    """Return the right factor of a product, or the weight of a convolution: each sample needs all of it."""
-    place = {"addmm": 2}.get(name, 1)
-    if name not in rules.LINEAR | rules.CONVOLUTIONS or len(op.args) <= place:
-        return None
-    return next(iter(tensors_in(op.args[place])), None)
-
-
-def tensors_in(value: Any) -> list[int]:
-    """Return the tensors among encoded arguments, in order."""
-    if isinstance(value, dict):
-        if set(value) == {"tensor"}:
-            return [int(value["tensor"])]
-        return [t for each in value.values() for t in tensors_in(each)]
-    if isinstance(value, list | tuple):
-        return [t for each in value for t in tensors_in(each)]
-    return []
-
-
-def parameters_of(trace: Trace, tensor: int) -> set[int]:
-    """Return the parameter that a tensor is, or is a view of."""
-    storage = trace.tensors[tensor].storage
-    return {i for i, t in enumerate(trace.tensors) if t.storage == storage and t.role == "parameter"}
-
-
-def fits(trace: Trace, tensor: int, frame: Frame) -> bool:
-    """Whether a frame fits a tensor's shape."""
-    return tuple(prod(size for _, size in row) for row in frame.rows) == tuple(trace.tensors[tensor].shape)

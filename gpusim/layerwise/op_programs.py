@@ -15,9 +15,10 @@ from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
-from gpusim.layerwise.layer_rules import parameters_of, tensors_in
+from gpusim.layerwise.image_programs import convolution, pool
 from gpusim.layerwise.layers import BATCH, DIMS, Input, Layer, LayerOp, pointwise
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
+from gpusim.layerwise.rule import parameters_of, tensors_in
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
@@ -41,11 +42,11 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
     if operands.steps and layer.kind not in ("by_sample", "other"):
         raise CannotRunError(f"a view before its {name} takes every other element of a layer's output")
     if layer.kind == "convolution":
-        return _convolution(trace, op)
+        return convolution(trace, op)
     if layer.kind == "linear":
         return _linear(operands, layer, frame)
     if layer.kind == "pool":
-        return _pool(op, name, layer)
+        return pool(op, name, layer)
     if layer.kind == "concat":
         return (LayerOp("concat"),)
     if layer.kind == "add":
@@ -125,21 +126,6 @@ def loss_program(op: Op, name: str) -> tuple[LayerOp, ...] | None:
     return () if factor == 1 else (LayerOp("scale", {"factor": float(factor)}),)
 
 
-def _convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
-    weight = trace.tensors[op.args[1]["tensor"]].shape
-    groups = int(op.args[8])
-    options = {
-        "kernel": (weight[2], weight[3]),
-        "stride": _pair(op.args[3]),
-        "padding": _pair(op.args[4]),
-        "dilation": _pair(op.args[5]),
-        "groups": groups,
-        "bias": op.args[2] is not None,
-        "channels": (weight[1] * groups, weight[0]),
-    }
-    return (LayerOp("convolution", options),)
-
-
 def _linear(operands: Operands, layer: Layer, result: Frame | None) -> tuple[LayerOp, ...]:
     """A product with a parameter, over the channels, over a flattened map, or over several dimensions in one."""
     op, name = operands.op, operands.name
@@ -162,32 +148,6 @@ def _linear(operands: Operands, layer: Layer, result: Frame | None) -> tuple[Lay
     if set(order) <= {1}:
         return (LayerOp("linear", options), *after)
     return (LayerOp("features", {"features": features}), LayerOp("linear", options), *after)
-
-
-def _pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
-    if name == "mean" or (name == "_adaptive_avg_pool2d" and layer.output[2:] == (1, 1)):
-        return (LayerOp("global_pool"),)
-    if name == "_adaptive_avg_pool2d" and layer.output == layer.inputs[0].extents:
-        return (LayerOp("identity"),)
-    if name == "_adaptive_avg_pool2d":
-        return (LayerOp("adaptive_pool", {"output": layer.output[2:]}),)
-    if name not in rules.WINDOWS:
-        raise CannotRunError(f"nothing runs its {name}")
-    average = name == "avg_pool2d"
-    windows = layer.inputs[0].needs[2:]
-    ceil = len(op.args) > (4 if average else 5) and bool(op.args[4 if average else 5])
-    if any(need.dilation != 1 for need in windows):
-        raise CannotRunError(f"nothing runs its {name} with a dilation")
-    if average and (ceil or any(argument is not True for argument in op.args[5:6])):
-        raise CannotRunError(f"nothing runs its {name} that rounds up or leaves padding out")
-    options = {
-        "kernel": tuple(need.kernel for need in windows),
-        "stride": tuple(need.stride for need in windows),
-        "padding": tuple(need.padding for need in windows),
-        "average": average,
-        "ceil": ceil,
-    }
-    return (LayerOp("pool", options),)
 
 
 def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
@@ -313,9 +273,3 @@ def _fixed_operand(operands: Operands, tensor: int) -> Fixed:
     if name in ARITHMETIC and (len(each.shape) < rank or each.shape[0] == 1):
         return fixed
     raise CannotRunError(f"nothing runs its {name} with a tensor that the batch does not make")
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    return int(value[0]), int(value[-1])

@@ -10,8 +10,8 @@ from typing import Final
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, Row
-from gpusim.layerwise.layer_rules import tensors_in
 from gpusim.layerwise.layers import Extents, LayerOp
+from gpusim.layerwise.rule import tensors_in
 from gpusim.notebook import ShortRepr
 
 #: Most elements of a fixed tensor, and most operators that make one: a mask of 4,096 positions, a few steps.

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from gpusim.formats.trace import Trace
 from gpusim.layerwise import op_rules as rules
-from gpusim.layerwise.layer_rules import tensors_in
 from gpusim.layerwise.layers import Edge, Layer
+from gpusim.layerwise.rule import tensors_in
 
 
 class Readers:

@@ -22,9 +22,9 @@ from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
-from gpusim.layerwise import layer_rules
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import BATCH, LayerGraph
+from gpusim.layerwise.rule import parameters_of as parameters_at
 from gpusim.trace.store import write_trace
 from tests.support import attention_models
 from tests.support.layer_networks import ROOT
@@ -62,7 +62,7 @@ def places_of(trace: Trace, graph: LayerGraph) -> dict[str, Place]:
         reads: list[Place] = []
         for op in layer.forward:
             for tensor in trace.ops[op].reads:
-                for whole in layer_rules.parameters_of(trace, tensor):
+                for whole in parameters_at(trace, tensor):
                     view, parameter = trace.tensors[tensor], trace.tensors[whole]
                     reads.append((parameter.name, view.offset - parameter.offset, prod(view.shape)))
         for number, named in enumerate(parameters_of(layer, torch.Generator(), torch.float64)):

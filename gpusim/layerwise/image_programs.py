@@ -1,0 +1,57 @@
+"""Traced operators on images as operations for the executor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusim.formats.trace import Op, Trace
+from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.layers import Layer, LayerOp
+from gpusim.layerwise.operands import CannotRunError
+
+
+def convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
+    weight = trace.tensors[op.args[1]["tensor"]].shape
+    groups = int(op.args[8])
+    options = {
+        "kernel": (weight[2], weight[3]),
+        "stride": _pair(op.args[3]),
+        "padding": _pair(op.args[4]),
+        "dilation": _pair(op.args[5]),
+        "groups": groups,
+        "bias": op.args[2] is not None,
+        "channels": (weight[1] * groups, weight[0]),
+    }
+    return (LayerOp("convolution", options),)
+
+
+def pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
+    if name == "mean" or (name == "_adaptive_avg_pool2d" and layer.output[2:] == (1, 1)):
+        return (LayerOp("global_pool"),)
+    if name == "_adaptive_avg_pool2d" and layer.output == layer.inputs[0].extents:
+        return (LayerOp("identity"),)
+    if name == "_adaptive_avg_pool2d":
+        return (LayerOp("adaptive_pool", {"output": layer.output[2:]}),)
+    if name not in rules.WINDOWS:
+        raise CannotRunError(f"nothing runs its {name}")
+    average = name == "avg_pool2d"
+    windows = layer.inputs[0].needs[2:]
+    ceil = len(op.args) > (4 if average else 5) and bool(op.args[4 if average else 5])
+    if any(need.dilation != 1 for need in windows):
+        raise CannotRunError(f"nothing runs its {name} with a dilation")
+    if average and (ceil or any(argument is not True for argument in op.args[5:6])):
+        raise CannotRunError(f"nothing runs its {name} that rounds up or leaves padding out")
+    options = {
+        "kernel": tuple(need.kernel for need in windows),
+        "stride": tuple(need.stride for need in windows),
+        "padding": tuple(need.padding for need in windows),
+        "average": average,
+        "ceil": ceil,
+    }
+    return (LayerOp("pool", options),)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    return int(value[0]), int(value[-1])

@@ -1,0 +1,72 @@
+"""Rules of operators on images: convolutions and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+from gpusim.formats.trace import Op, Trace
+from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.frames import Frame, image
+from gpusim.layerwise.layers import ALL, SAME, SCALE, Need
+from gpusim.layerwise.rule import Inputs, Rule, second_factor, tensors_in
+
+#: Arguments of `aten.convolution`: stride, padding, dilation, transposed, groups; of a pool: kernel, stride, padding.
+_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
+_KERNEL, _POOL_STRIDE, _POOL_PADDING, _POOL_DILATION = 1, 2, 3, 4
+IMAGE: Final = ("n", "c", "h", "w")
+
+
+def of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int], inputs: Inputs) -> Rule | None:
+    """Return the rule of a convolution or pool."""
+    if name in rules.CONVOLUTIONS and second_factor(op, name) not in {tensor for tensor, _ in inputs}:
+        return _convolution(trace, op, shape)
+    if name in rules.WINDOWS:
+        return _pool(op, shape)
+    if name == "_adaptive_avg_pool2d":
+        alike = tuple(shape[2:]) == first.extents[2:]
+        needs = (SAME, SAME, *((SAME, SAME) if alike else (ALL, ALL)))
+        return Rule("pool", "nchw" if alike else "nc", image(shape), prod(first.extents), (needs,))
+    if name == "mean" and _is_global_pool(op):
+        rows = tuple(row if place < 2 else () for place, row in enumerate(first.rows))[: len(shape)]
+        return Rule("pool", "nc", Frame(rows), prod(first.extents), ((SAME, SAME, ALL, ALL),))
+    return None
+
+
+def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
+    """Return the rule of a convolution; None if it is transposed or not two-dimensional."""
+    weight = trace.tensors[tensors_in(op.args[1])[0]].shape
+    if op.args[_TRANSPOSED] or len(weight) != 4 or len(shape) != 4:
+        return None
+    groups = int(op.args[_GROUPS])
+    height, width = (
+        Need("window", weight[2 + d], _at(op.args[_STRIDE], d), _at(op.args[_PADDING], d), _at(op.args[_DILATION], d))
+        for d in (0, 1)
+    )
+    needs = (SAME, ALL if groups == 1 else SCALE, height, width)
+    unit = shape[1] // groups if groups > 1 else 1
+    return Rule("convolution", "nchw", image(shape), 2 * prod(shape) * prod(weight[1:]), (needs,), unit)
+
+
+def _pool(op: Op, shape: Sequence[int]) -> Rule:
+    kernel = op.args[_KERNEL]
+    stride = op.args[_POOL_STRIDE] if len(op.args) > _POOL_STRIDE and op.args[_POOL_STRIDE] else kernel
+    padding = op.args[_POOL_PADDING] if len(op.args) > _POOL_PADDING else (0, 0)
+    dilation: Any = (1, 1)
+    if rules.base_name(op).startswith("max") and len(op.args) > _POOL_DILATION:
+        dilation = op.args[_POOL_DILATION]
+    height, width = (Need("window", _at(kernel, d), _at(stride, d), _at(padding, d), _at(dilation, d)) for d in (0, 1))
+    flops = prod(shape) * _at(kernel, 0) * _at(kernel, 1)
+    return Rule("pool", "nchw", image(shape), flops, ((SAME, SAME, height, width),))
+
+
+def _at(value: Any, place: int) -> int:
+    if isinstance(value, int):
+        return value
+    return int(value[place] if len(value) > place else value[0])
+
+
+def _is_global_pool(op: Op) -> bool:
+    dims = op.args[1] if len(op.args) > 1 else None
+    return isinstance(dims, list | tuple) and sorted(int(d) % 4 for d in dims) == [2, 3]
