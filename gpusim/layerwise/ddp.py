@@ -19,7 +19,7 @@ from gpusim.engine.base import engine_by_name
 from gpusim.layerwise.communication import members, time_ns, wire_share
 from gpusim.layerwise.costs import BUCKET_BYTES, Problem
 from gpusim.layerwise.fixed_plans import data_parallel
-from gpusim.layerwise.layers import Layer
+from gpusim.layerwise.layers import NORMS, Layer
 from gpusim.layerwise.lowering import Lowered, Lowering
 from gpusim.layerwise.made_up import copy_kernel
 from gpusim.layerwise.operands import own_parameters
@@ -60,7 +60,7 @@ def parameters_of(layer: Layer) -> int:
     count = 0
     for op in layer.ops:
         count += int(op.kind in ("convolution", "linear", "embedding")) + int(bool(op.options.get("bias")))
-        count += 2 * int(op.kind in ("batch_norm", "layer_norm"))
+        count += len(op.options.get("parameters", ("weight", "bias"))) if op.kind in NORMS else 0
         count += int(op.kind in ("channel_scale", "channel_bias")) + len(own_parameters(op))
     return count
 

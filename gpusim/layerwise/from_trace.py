@@ -19,6 +19,7 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.layer_rules import broadcast, rule_of
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
+from gpusim.layerwise.norm_rules import is_of_each_sample
 from gpusim.layerwise.op_programs import first_program, following_program, loss_program
 from gpusim.layerwise.operands import CannotRunError, Operands, is_creation, own_parameters
 from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
@@ -182,6 +183,9 @@ class _Reader:
             if scalar or name in rules.LOSSES:
                 return max(layer for layer in owners if layer is not None)
         is_same = rules.same_elements(self.trace, op, name)
+        frame = from_layers[0][1].frame
+        if name in rules.BATCH_NORMS and frame is not None and is_of_each_sample(frame):
+            return None
         if name not in rules.POINTWISE and name not in rules.BATCH_NORMS and not is_same:
             return None
         first, value = from_layers[0]
@@ -277,6 +281,10 @@ class _Reader:
         count = self._names[path]
         layer = replace(layer, name=path if count == 1 else f"{path} ({count})", path=op.layer)
         draft = _Draft(layer, frame)
+        if layer.kind == "group_norm":  # an instance norm's weights are repeated for each sample
+            for each in map(self.trace.ops.__getitem__, self.pending):
+                if set(each.outputs) & set(op.reads):
+                    self._note_weights(draft, each)
         try:
             program = first_program(self._operands(index, op, name, from_layers), layer, frame)
             draft.layer = replace(layer, ops=program)
@@ -335,7 +343,7 @@ class _Reader:
             inputs=self._edges(from_layers, rule),
             splits="".join(x for x in rule.splits if x == "n" or extents["nchw".index(x)] > 1),
             channel_unit=rule.channel_unit,
-            statistics=2 * extents[1] if name in rules.BATCH_NORMS else 0,
+            statistics=2 * extents[1] if rule.kind == "batch_norm" else 0,
             flops=rule.flops,
             kept_elements=prod(extents),
             element_bytes=DTYPE_BYTES[trace.tensors[output].dtype] if output is not None else 4,

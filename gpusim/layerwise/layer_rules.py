@@ -14,6 +14,7 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, by_rank
 from gpusim.layerwise.image_rules import IMAGE, of_image
 from gpusim.layerwise.layers import ALL, SAME, Extents, Need
+from gpusim.layerwise.norm_rules import normalisation
 from gpusim.layerwise.rule import Inputs, Needs, Rule, parameters_of, second_factor, tensors_in
 
 
@@ -45,8 +46,8 @@ def rule_of(
             rule = _linear(trace, op, first, shape)
         if rule is None and name in rules.ATTENTION:
             rule = _attention(frames)
-        if rule is None and name == "native_layer_norm" and first.rows:
-            rule = _layer_norm(op, first)
+        if rule is None:
+            rule = normalisation(op, name, first)
     if rule is None and name == "cat":
         rule = _concat(op, frames, shape)
     if rule is None and (name in (*rules.POINTWISE, *rules.BATCH_NORMS) or rules.same_elements(trace, op, name)):
@@ -103,14 +104,6 @@ def _has_heads(frame: Frame) -> bool:
     positions = [letter for letter, size in frame.rows[2] if size > 1] if len(frame.rows) == 4 else []
     rest = frame.rows[:2] + frame.rows[3:]
     return len(rest) == 3 and Frame(rest).is_rows_of("n", "c", "c") and positions in ([], ["h"], ["w"], ["h", "w"])
-
-
-def _layer_norm(op: Op, first: Frame) -> Rule:
-    """Return the rule of a normalisation, whose normalised dimensions stay together."""
-    dims = len(op.args[1])
-    together = {letter for place in range(dims) for letter in first.letters(len(first.rows) - dims + place)}
-    splits = "".join(x for x in "nhw" if x not in together)
-    return Rule("layer_norm", splits, first, prod(first.extents), ((SAME, SAME, SAME, SAME),))
 
 
 def _concat(op: Op, frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:

@@ -30,6 +30,8 @@ DIMS: Final[tuple[Dim, ...]] = ("n", "c", "h", "w")
 BATCH: Final = -1
 #: Kinds of layers whose channels have their own weights, which a split of channels splits.
 WITH_CHANNEL_WEIGHTS: Final = ("convolution", "linear")
+#: Kinds of operations that normalise, with a weight and a bias for each channel unless `parameters` says which.
+NORMS: Final = ("batch_norm", "layer_norm", "rms_norm", "group_norm")
 #: Kinds of operations that only lay out their input differently.
 VIEWS: Final = ("flatten", "features", "identity")
 

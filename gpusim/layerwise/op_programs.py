@@ -17,11 +17,11 @@ from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
 from gpusim.layerwise.image_programs import convolution, pool
 from gpusim.layerwise.layers import BATCH, DIMS, Input, Layer, LayerOp, pointwise
+from gpusim.layerwise.norm_programs import normalisation
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 from gpusim.layerwise.rule import parameters_of, tensors_in
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
-_LAYER_NORM_SHAPE, _LAYER_NORM_EPSILON = 1, 4
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
 #: Pointwise functions that are run by their name in `torch.ops.aten`: all but those of random or copied tensors.
 FUNCTIONS: Final = rules.POINTWISE - rules.names(
@@ -57,8 +57,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return _loss(op, layer)
     if layer.kind == "loss" and name in rules.TOTALS and not op.kwargs:
         return (LayerOp("total", {"mean": name == "mean"}),)
-    if layer.kind == "layer_norm":
-        return _layer_norm(op, layer)
+    if layer.kind in ("layer_norm", "rms_norm", "group_norm"):
+        return normalisation(operands, layer)
     if layer.kind == "embedding":
         return _embedding(operands, layer)
     if layer.kind == "attention":
@@ -154,16 +154,6 @@ def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
     if len(op.args) > _NORM_EPSILON and op.args[_NORM_TRAINING] is True:
         return (LayerOp("batch_norm", {"epsilon": float(op.args[_NORM_EPSILON])}),)
     raise CannotRunError("its BatchNorm uses running statistics")
-
-
-def _layer_norm(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
-    """LayerNorm over the channels, with weight and bias."""
-    over, weights = list(op.args[_LAYER_NORM_SHAPE]), op.args[_LAYER_NORM_SHAPE + 1 : _LAYER_NORM_EPSILON]
-    if over != [layer.output[1]] or "c" in layer.splits:
-        raise CannotRunError("its LayerNorm is not over the channels alone")
-    if any(each is None for each in weights):
-        raise CannotRunError("its LayerNorm lacks weight or bias")
-    return (LayerOp("layer_norm", {"epsilon": float(op.args[_LAYER_NORM_EPSILON])}),)
 
 
 def _embedding(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:

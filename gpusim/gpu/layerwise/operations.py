@@ -22,7 +22,7 @@ from gpusim.gpu.layerwise.laid_out import (
     run_laid_out,
     with_fixed,
 )
-from gpusim.layerwise.layers import Input, Layer, LayerOp
+from gpusim.layerwise.layers import NORMS, Input, Layer, LayerOp
 from gpusim.layerwise.operands import own_parameters
 
 #: Sums a tensor differentiably over the parts with shared statistics.
@@ -89,9 +89,10 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
             named["weight"] = Parameter((channels, before), math.sqrt(1 / before))
         if op.options.get("bias"):
             named["bias"] = Parameter((op.options["channels"][1],), 0.1)
-        if op.kind in ("batch_norm", "layer_norm", "channel_scale"):
+        of_norm = op.options.get("parameters", ("weight", "bias")) if op.kind in NORMS else ()
+        if "weight" in of_norm or op.kind == "channel_scale":
             named["weight"] = Parameter((layer.output[1],), 0.1, 1.0)
-        if op.kind in ("batch_norm", "layer_norm", "channel_bias"):
+        if "bias" in of_norm or op.kind == "channel_bias":
             named["bias"] = Parameter((layer.output[1],), 0.1)
         if op.kind == "embedding":
             named["weight"] = Parameter(op.options["table"], 1.0, channels_at=1)
@@ -189,11 +190,17 @@ def _run(
         return first.reshape(first.shape[0], -1, 1, 1)
     if kind == "batch_norm":
         return _batch_norm(first, named["weight"], named["bias"], where, options.get("epsilon", EPSILON))
-    if kind == "layer_norm":
+    if kind in ("layer_norm", "rms_norm"):
         rows = first.permute(0, 2, 3, 1)
-        epsilon = options.get("epsilon", EPSILON)
-        normed = functional.layer_norm(rows, rows.shape[-1:], named["weight"], named["bias"], epsilon)
+        over, weight = rows.shape[-1:], named.get("weight")
+        if kind == "rms_norm":
+            normed = functional.rms_norm(rows, over, weight, options["epsilon"])
+        else:
+            normed = functional.layer_norm(rows, over, weight, named.get("bias"), options.get("epsilon", EPSILON))
         return normed.permute(0, 3, 1, 2)
+    if kind == "group_norm":
+        groups = options["groups"] * first.shape[1] // layer.output[1]
+        return functional.group_norm(first, groups, named.get("weight"), named.get("bias"), options["epsilon"])
     if kind == "channel_scale":
         return first * named["weight"][:, None, None]
     if kind == "channel_bias":

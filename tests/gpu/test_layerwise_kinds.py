@@ -1,0 +1,115 @@
+"""Each kind of layer that plans run, captured: against torch's own module on one device, and ranks against one device.
+
+A kind of layer that is not split is named, with a reason where nothing runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.trace import Trace
+from gpusim.gpu.capture.estimate import capture_estimated
+from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.layerwise.batch import Data, make_data
+from gpusim.gpu.layerwise.launch import launch
+from gpusim.gpu.layerwise.one_device import run_on_one_device
+from gpusim.gpu.layerwise.operations import parameters_of
+from gpusim.layerwise.from_trace import layers_of
+from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.rule import parameters_of as parameters_at
+from gpusim.trace.store import write_trace
+from tests.support import kind_models
+from tests.support.layer_networks import ROOT
+
+CPU = torch.device("cpu")
+SEED = 5
+#: Network -> dimensions by which its layer is split.
+SPLITS = {
+    "group_norm": "nc",
+    "group_norm_alone": "nc",
+    "group_norm_of_sequence": "nc",
+    "instance_norm": "nc",
+    "instance_norm_with_weights": "nc",
+    "rms_norm": "nch",
+    "layer_norm_without_bias": "nh",
+    "layer_norm_alone": "nh",
+}
+
+
+def captured(name: str) -> Trace:
+    options = CaptureOptions(spec=f"{kind_models.__file__}:{name}", mode="train", batch=2)
+    return capture_estimated(options, load_hardware("h200"), lambda _: None)
+
+
+def set_parameters(model: torch.nn.Module, trace: Trace, graph: LayerGraph) -> dict[str, torch.Tensor]:
+    """Give the module the values of the graph's parameters; returns its parameters by the graph's names."""
+    own = dict(model.named_parameters())
+    places = {}
+    for index, layer in enumerate(graph.layers):
+        read = [trace.tensors[w] for op in layer.forward for t in trace.ops[op].reads for w in parameters_at(trace, t)]
+        left = {each.name: prod(each.shape) for each in read}
+        generator = torch.Generator().manual_seed(SEED * 100_003 + index)
+        for number, named in enumerate(parameters_of(layer, generator, torch.float64)):
+            for key, value in named.items():
+                name = key if key in own else next(n for n, size in left.items() if n.endswith(key))
+                assert left.pop(name) == value.numel()
+                own[name].data = value.reshape(own[name].shape).clone()
+                places[f"{layer.name}/{number}/{key}"] = own[name]
+    assert len(places) == len(own)
+    return places
+
+
+def inputs_of(like: torch.Tensor, data: Data) -> torch.Tensor:
+    """Return the batch in the shape with which a network was captured."""
+    if not like.is_floating_point():
+        return data.inputs.reshape(like.shape[0] and (data.inputs.shape[0], *like.shape[1:])).long()
+    return data.inputs if like.ndim == 4 else data.inputs.squeeze(3).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_kind_of_layer_runs_as_torchs_module(name: str) -> None:
+    """Loss and all gradients in double precision, with the same weights."""
+    trace = captured(name)
+    graph = layers_of(trace)
+    assert not graph.notes
+    data = make_data(graph, 3, torch.float64, CPU)
+    loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=SEED, device=CPU)
+    model, like = getattr(kind_models, name)(2)
+    parameters = set_parameters(model.double(), trace, graph)
+    whole = functional.cross_entropy(model(inputs_of(like, data)), data.targets)
+    whole.backward()  # type: ignore[no-untyped-call]
+    assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-12)
+    for own, gradient in gradients.items():
+        wanted = parameters[own].grad
+        assert wanted is not None
+        assert torch.allclose(gradient.reshape(wanted.shape), wanted, rtol=1e-9, atol=1e-14), own
+
+
+@pytest.mark.parametrize(("name", "splits"), SPLITS.items())
+def test_a_kind_of_layer_is_split_as_its_rule_says(name: str, splits: str) -> None:
+    of_layer = [layer for layer in layers_of(captured(name)).layers if layer.path.startswith(("layer", "table"))]
+    assert of_layer[0].splits == splits
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, tmp_path: Path) -> None:
+    """Loss and gradients of each rank; each configuration of each layer is in at least one plan."""
+    files = [tmp_path / f"{name}.json.gz" for name in SPLITS]
+    for name, file in zip(SPLITS, files, strict=True):
+        write_trace(captured(name), file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        answers = json.loads(launch(gpus, "tests.support.rank", [str(file) for file in files], timeout_s=300))
+    assert len(answers) == len(files)
+    for file, answer in answers.items():
+        assert answer["splits"] == answer["possible_splits"] > 5, file
+        assert answer["unequal"] == [], file
+        assert answer["worst"] < 1e-9, file

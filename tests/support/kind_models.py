@@ -1,0 +1,65 @@
+"""A small network for each kind of layer, with sizes that no degree divides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Made = tuple[nn.Module, torch.Tensor]
+
+
+class _Between(nn.Module):
+    """A layer between a convolution and a classifier."""
+
+    def __init__(self, layer: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Conv2d(3, 8, 3, padding=1), layer
+        self.next, self.last = nn.Conv2d(channels, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.next(self.layer(self.first(x))))
+        return self.last(x.mean((2, 3)))
+
+
+def _image(make: Callable[[], nn.Module], channels: int = 8, size: int = 9) -> Callable[[int], Made]:
+    return lambda batch: (_Between(make(), channels), torch.randn(batch, 3, size, size - 1))
+
+
+class _Sequence(nn.Module):
+    """A layer on the features of each position."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer, self.next, self.last = nn.Linear(6, 8), layer, nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.next(self.layer(self.first(x))).mean(1))
+
+
+def _sequence(make: Callable[[], nn.Module]) -> Callable[[int], Made]:
+    return lambda batch: (_Sequence(make()), torch.randn(batch, 7, 6))
+
+
+class _Channels(nn.Module):
+    """A layer on channels by positions."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x.transpose(1, 2))
+        return found.transpose(1, 2)
+
+
+group_norm = _image(lambda: nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU()))
+group_norm_alone = _image(lambda: nn.GroupNorm(2, 8, affine=False))
+group_norm_of_sequence = _sequence(lambda: _Channels(nn.GroupNorm(2, 8)))
+instance_norm = _image(lambda: nn.InstanceNorm2d(8))
+instance_norm_with_weights = _image(lambda: nn.InstanceNorm2d(8, affine=True))
+rms_norm = _sequence(lambda: nn.RMSNorm(8, eps=1e-5))
+layer_norm_without_bias = _sequence(lambda: nn.LayerNorm(8, bias=False))
+layer_norm_alone = _sequence(lambda: nn.LayerNorm(8, elementwise_affine=False))
