@@ -19,7 +19,7 @@ from gpusim.engine.base import engine_by_name
 from gpusim.layerwise.communication import members, time_ns, wire_share
 from gpusim.layerwise.costs import BUCKET_BYTES, Problem
 from gpusim.layerwise.fixed_plans import data_parallel
-from gpusim.layerwise.layers import NORMS, Layer
+from gpusim.layerwise.layers import NORMS, WITH_WEIGHT, Layer
 from gpusim.layerwise.lowering import Lowered, Lowering
 from gpusim.layerwise.made_up import copy_kernel
 from gpusim.layerwise.operands import own_parameters
@@ -59,7 +59,7 @@ def parameters_of(layer: Layer) -> int:
     """Return the number of parameter tensors of a layer, by its operations."""
     count = 0
     for op in layer.ops:
-        count += int(op.kind in ("convolution", "linear", "embedding")) + int(bool(op.options.get("bias")))
+        count += int(op.kind in WITH_WEIGHT) + int(bool(op.options.get("bias")))
         count += len(op.options.get("parameters", ("weight", "bias"))) if op.kind in NORMS else 0
         count += int(op.kind in ("channel_scale", "channel_bias")) + len(own_parameters(op))
     return count

@@ -85,11 +85,14 @@ def _cannot(layer: Layer, config: Config, gpus: int) -> str:
         return f"only {config.parts} of {gpus} GPUs have a part; a mesh has all of them"
     if config.parts == 1 < gpus:
         return f"one of {gpus} GPUs computes it; DTensor would compute it on all"
-    windows = any(need.rule == "window" and need.kernel > 1 for edge in layer.inputs for need in edge.needs)
+    needs = [need for edge in layer.inputs for need in edge.needs]
+    windows = layer.kind == "upsampling" or any(need.kernel > 1 for need in needs)
     if windows and (config.h > 1 or config.w > 1):
         return "height and width of a window operation are split: DTensor exchanges no halos there"
     if layer.kind == "convolution" and config.c > 1:
         return "output channels of a convolution are split: DTensor replicates its weights"
+    if layer.kind == "group_norm" and config.c > 1:
+        return "channels of a group norm are split: DTensor replicates them"
     if layer.statistics and config.parts > 1:
         return "BatchNorm: DTensor has no statistics of a part of the batch; use SyncBatchNorm"
     uneven = [d for d, e in (("h", layer.output[2]), ("w", layer.output[3])) if e % getattr(config, d)]

@@ -12,7 +12,7 @@ from gpusim.layerwise.operands import CannotRunError
 
 def convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
     weight = trace.tensors[op.args[1]["tensor"]].shape
-    groups = int(op.args[8])
+    groups, transposed = int(op.args[8]), bool(op.args[6])
     options = {
         "kernel": (weight[2], weight[3]),
         "stride": _pair(op.args[3]),
@@ -20,9 +20,22 @@ def convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
         "dilation": _pair(op.args[5]),
         "groups": groups,
         "bias": op.args[2] is not None,
-        "channels": (weight[1] * groups, weight[0]),
+        "channels": (weight[0], weight[1] * groups) if transposed else (weight[1] * groups, weight[0]),
     }
-    return (LayerOp("convolution", options),)
+    return (LayerOp("transposed_convolution" if transposed else "convolution", options),)
+
+
+def upsampling(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
+    """A larger map; of one that grows by whole factors in place, a part is made of a part of the input."""
+    words: dict[str, Any] = {"mode": name.removeprefix("upsample_").removesuffix("2d")}
+    if words["mode"] != "nearest":
+        words["align_corners"] = bool(op.args[2])
+    scales = op.args[2 if words["mode"] == "nearest" else 3 :]
+    sizes, before = layer.output[2:], layer.inputs[0].extents[2:]
+    for scale, size, have in zip(scales, sizes, before, strict=False):
+        if scale is not None and abs(float(scale) * have - size) > 1e-6 * size:
+            raise CannotRunError(f"its {name} has a scale that is not the ratio of its sizes")
+    return (LayerOp("upsampling", {"words": words, "size": sizes}),)
 
 
 def pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:

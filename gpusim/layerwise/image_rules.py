@@ -1,4 +1,4 @@
-"""Rules of operators on images: convolutions and pools."""
+"""Rules of operators on images: convolutions, transposed ones, pools, and maps made larger."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from gpusim.layerwise.frames import Frame, image
 from gpusim.layerwise.layers import ALL, SAME, SCALE, Need
 from gpusim.layerwise.rule import Inputs, Rule, second_factor, tensors_in
 
-#: Arguments of `aten.convolution`: stride, padding, dilation, transposed, groups; of a pool: kernel, stride, padding.
+#: Arguments of `aten.convolution`: stride, padding, dilation, transposed, groups; of a pool: kernel, stride, padding;
+#: of an upsampling: whether corners are aligned.
 _STRIDE, _PADDING, _DILATION, _TRANSPOSED, _GROUPS = 3, 4, 5, 6, 8
 _KERNEL, _POOL_STRIDE, _POOL_PADDING, _POOL_DILATION = 1, 2, 3, 4
+_CORNERS = 2
+#: Neighbours on each side that an element of a larger map needs.
+UPSAMPLINGS: Final = {"upsample_nearest2d": 0, "upsample_bilinear2d": 1}
 IMAGE: Final = ("n", "c", "h", "w")
 
 
 def of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int], inputs: Inputs) -> Rule | None:
-    """Return the rule of a convolution or pool."""
+    """Return the rule of an operator on images; None for another one."""
     if name in rules.CONVOLUTIONS and second_factor(op, name) not in {tensor for tensor, _ in inputs}:
         return _convolution(trace, op, shape)
     if name in rules.WINDOWS:
         return _pool(op, shape)
+    if name in UPSAMPLINGS:
+        return _upsampling(op, name, first, shape)
     if name == "_adaptive_avg_pool2d":
         alike = tuple(shape[2:]) == first.extents[2:]
         needs = (SAME, SAME, *((SAME, SAME) if alike else (ALL, ALL)))
@@ -35,11 +41,13 @@ def of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int]
 
 
 def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
-    """Return the rule of a convolution; None if it is transposed or not two-dimensional."""
+    """Return the rule of a convolution; None if it is not two-dimensional."""
     weight = trace.tensors[tensors_in(op.args[1])[0]].shape
-    if op.args[_TRANSPOSED] or len(weight) != 4 or len(shape) != 4:
+    if len(weight) != 4 or len(shape) != 4:
         return None
     groups = int(op.args[_GROUPS])
+    if op.args[_TRANSPOSED]:
+        return _transposed(op, weight, shape, groups)
     height, width = (
         Need("window", weight[2 + d], _at(op.args[_STRIDE], d), _at(op.args[_PADDING], d), _at(op.args[_DILATION], d))
         for d in (0, 1)
@@ -47,6 +55,33 @@ def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
     needs = (SAME, ALL if groups == 1 else SCALE, height, width)
     unit = shape[1] // groups if groups > 1 else 1
     return Rule("convolution", "nchw", image(shape), 2 * prod(shape) * prod(weight[1:]), (needs,), unit)
+
+
+def _transposed(op: Op, weight: Sequence[int], shape: Sequence[int], groups: int) -> Rule:
+    """Return the rule of a transposed convolution, whose weight has the output's channels second.
+
+    A dimension in which kernels leave gaps is not split, and neither are the channels of several groups.
+    """
+    needs = [
+        Need("spread", weight[2 + d], _at(op.args[_STRIDE], d), _at(op.args[_PADDING], d), _at(op.args[_DILATION], d))
+        for d in (0, 1)
+    ]
+    dense = [need.kernel >= max(need.stride, need.padding + 1) and need.dilation == 1 for need in needs]
+    height, width = (need if whole else ALL for need, whole in zip(needs, dense, strict=True))
+    splits = "".join(x for x, valid in zip("nchw", (True, groups == 1, *dense), strict=True) if valid)
+    flops = 2 * prod(shape) * weight[0] // groups * -(-prod(weight[2:]) // prod(need.stride for need in needs))
+    return Rule("convolution", splits, image(shape), flops, ((SAME, ALL, height, width),))
+
+
+def _upsampling(op: Op, name: str, first: Frame, shape: Sequence[int]) -> Rule:
+    """Return the rule of a larger map; height and width are split if they grow by whole factors, in place."""
+    aligned = name != "upsample_nearest2d" and op.args[_CORNERS] is not False
+    height, width = (
+        ALL if aligned or size % have else Need("scale", offset=UPSAMPLINGS[name])
+        for size, have in zip(shape[2:], first.extents[2:], strict=True)
+    )
+    splits = "nc" + "".join(x for x, need in (("h", height), ("w", width)) if need != ALL)
+    return Rule("upsampling", splits, image(shape), prod(shape), ((SAME, SAME, height, width),))
 
 
 def _pool(op: Op, shape: Sequence[int]) -> Rule:

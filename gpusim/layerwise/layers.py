@@ -30,6 +30,8 @@ DIMS: Final[tuple[Dim, ...]] = ("n", "c", "h", "w")
 BATCH: Final = -1
 #: Kinds of layers whose channels have their own weights, which a split of channels splits.
 WITH_CHANNEL_WEIGHTS: Final = ("convolution", "linear")
+#: Kinds of operations with one weight.
+WITH_WEIGHT: Final = ("convolution", "transposed_convolution", "linear", "embedding")
 #: Kinds of operations that normalise, with a weight and a bias for each channel unless `parameters` says which.
 NORMS: Final = ("batch_norm", "layer_norm", "rms_norm", "group_norm")
 #: Kinds of operations that only lay out their input differently.
@@ -40,9 +42,10 @@ VIEWS: Final = ("flatten", "features", "identity")
 class Need:
     """The interval of an input's dimension that an interval of the output's dimension needs."""
 
-    rule: Literal["same", "all", "window", "shift", "scale"] = "same"
-    """`same`: the same; `all`: everything; `window`: a kernel slides over it; `shift`: less `offset` (concatenation);
-    `scale`: a dimension of another length runs in step (a flattened map)."""
+    rule: Literal["same", "all", "window", "spread", "shift", "scale"] = "same"
+    """`same`: the same; `all`: everything; `window`: a kernel slides over it; `spread`: each of its elements adds a
+    kernel to the output (a transposed convolution); `shift`: less `offset` (concatenation); `scale`: a dimension of
+    another length runs in step (a flattened map, a larger one), and `offset` neighbours on each side."""
     kernel: int = 1
     stride: int = 1
     padding: int = 0
@@ -63,10 +66,15 @@ class Need:
         if self.rule == "window":
             reach = self.dilation * (self.kernel - 1) + 1
             return low * self.stride - self.padding, (high - 1) * self.stride - self.padding + reach
+        if self.rule == "spread":
+            reach = self.dilation * (self.kernel - 1)
+            first, last = -((reach - self.padding - low) // self.stride), (high - 1 + self.padding) // self.stride + 1
+            # What is beyond the last element's kernel needs none, and is given one.
+            return np.minimum(first, extent - 1), np.maximum(last, 1)
         if self.rule == "shift":
             return low - self.offset, high - self.offset
         if self.rule == "scale":
-            return low * extent // output_extent, -(-high * extent // output_extent)
+            return low * extent // output_extent - self.offset, -(-high * extent // output_extent) + self.offset
         return low, high
 
 

@@ -15,7 +15,7 @@ from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
-from gpusim.layerwise.image_programs import convolution, pool
+from gpusim.layerwise.image_programs import convolution, pool, upsampling
 from gpusim.layerwise.layers import BATCH, DIMS, Input, Layer, LayerOp, pointwise
 from gpusim.layerwise.norm_programs import normalisation
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
@@ -45,6 +45,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return convolution(trace, op)
     if layer.kind == "linear":
         return _linear(operands, layer, frame)
+    if layer.kind == "upsampling":
+        return upsampling(op, name, layer)
     if layer.kind == "pool":
         return pool(op, name, layer)
     if layer.kind == "concat":

@@ -67,6 +67,10 @@ def _most_needed(layer: Layer, edge: Edge, config: Config, output: Extents) -> i
             if degree > 2:
                 inner = (output[place] - 1) * need.stride + need.dilation * (need.kernel - 1) + 1
                 length = max(length, min(extent, inner))
+        elif need.rule in ("spread", "scale"):  # more between two others than at an edge
+            size, smallest = output[place], whole_output // degree
+            ends = [(whole_output - smallest, whole_output), *([(size, 2 * size)] if degree > 2 else [])]
+            length = max(length, *(_length(need, low, high, extent, whole_output) for low, high in ends))
         product *= length
     return product
 

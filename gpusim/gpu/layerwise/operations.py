@@ -22,6 +22,7 @@ from gpusim.gpu.layerwise.laid_out import (
     run_laid_out,
     with_fixed,
 )
+from gpusim.gpu.layerwise.larger_maps import transposed_convolution, upsampled
 from gpusim.layerwise.layers import NORMS, Input, Layer, LayerOp
 from gpusim.layerwise.operands import own_parameters
 
@@ -84,6 +85,11 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
             before, channels = op.options["channels"]
             shape = (channels, before // op.options["groups"], *op.options["kernel"])
             named["weight"] = Parameter(shape, math.sqrt(2 / math.prod(shape[1:])))
+        elif op.kind == "transposed_convolution":
+            before, channels = op.options["channels"]
+            shape = (before, channels // op.options["groups"], *op.options["kernel"])
+            split_at = 1 if op.options["groups"] == 1 else None
+            named["weight"] = Parameter(shape, math.sqrt(2 / before), channels_at=split_at)
         elif op.kind == "linear":
             before, channels = op.options["channels"]
             named["weight"] = Parameter((channels, before), math.sqrt(1 / before))
@@ -172,6 +178,10 @@ def _run(
         return functional.conv2d(
             first, named["weight"], named.get("bias"), options["stride"], padding, dilation, max(1, groups)
         )
+    if kind == "transposed_convolution":
+        return transposed_convolution(op, first, named, layer, where.box(layer))
+    if kind == "upsampling":
+        return upsampled(op, first, layer, where.box(layer))
     if kind == "linear":
         return _linear(first, named["weight"], named.get("bias"))
     if kind == "pool":
