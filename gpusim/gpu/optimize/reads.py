@@ -9,9 +9,7 @@ attributes of dicts, and the standard library's and torch's modules.
 
 from __future__ import annotations
 
-import dis
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
+from gpusim.gpu.optimize.names import cells, globals_of, is_torchs, is_users, methods, names_of, options_of
 from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, Natures, all_same
 
 #: Types compared by value; other objects are compared by identity.
@@ -121,23 +120,23 @@ class Reads:
             return  # all modules of the step are roots
         if isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
             return
-        if isinstance(value, types.FunctionType | type) and not _is_users(value.__module__):
+        if isinstance(value, types.FunctionType | type) and not is_users(value.__module__):
             return
-        if isinstance(value, types.ModuleType) and not _is_users(value.__name__):
+        if isinstance(value, types.ModuleType) and not is_users(value.__name__):
             return
         self._reached[id(value)] = (value, name, depth)
 
     def _look_into(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, types.FunctionType):
-            self._names.update(_names_of(value.__code__))
+            self._names.update(names_of(value.__code__))
         kind = value if isinstance(value, type) else type(value)
         if kind not in self._methods_of:
-            self._methods_of[kind] = list(_methods(kind))
+            self._methods_of[kind] = list(methods(kind))
             for base in kind.__mro__:
                 self._reach(base, base.__name__, depth)
         for method in self._methods_of[kind]:
             if method.__name__ in self._names:
-                self._names.update(_names_of(method.__code__))
+                self._names.update(names_of(method.__code__))
                 self._reach(method, method.__name__, depth)
         for part_name, part in self._parts(value, name):
             self._reach(part, part_name, depth + 1)
@@ -148,7 +147,7 @@ class Reads:
         elif isinstance(value, types.MethodType):
             yield from ((name, part) for part in (value.__self__, value.__func__))
         elif isinstance(value, types.FunctionType):
-            yield from ((key, _contents(cell)) for key, cell in _cells(value))
+            yield from ((key, _contents(cell)) for key, cell in cells(value))
             yield from ((key, value.__globals__[key]) for key in self._globals(value) if key in value.__globals__)
             yield from ((name, part) for part in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()))
         elif isinstance(value, list | tuple):
@@ -165,20 +164,20 @@ class Reads:
 
     def _slots_of(self, value: Any) -> list[str]:
         kind = type(value)
-        users = [base for base in kind.__mro__ if _is_users(base.__module__)]
+        users = [base for base in kind.__mro__ if is_users(base.__module__)]
         slots = (key for base in users for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType))
         return [key for key in slots if key in self._names]
 
     def _globals(self, function: types.FunctionType) -> list[str]:
-        return [key for key in _globals_of(function.__code__) if key in function.__globals__]
+        return [key for key in globals_of(function.__code__) if key in function.__globals__]
 
     def _read_of(self, value: Any, held: Mapping[Any, Any]) -> list[Any]:
         """Return the keys of an object's attributes, or of a dict, that code reads by name."""
         if isinstance(value, torch.nn.Module):
             kind: Any = type(value)
             own = held.keys() - _OF_MODULES
-            options = [key for key in own & _options_of(kind) if isinstance(held[key], _OPTIONS)]
-            if _is_torchs(kind.__module__):
+            options = [key for key in own & options_of(kind) if isinstance(held[key], _OPTIONS)]
+            if is_torchs(kind.__module__):
                 return [*{*options, "forward"}]
             return [*{*options, *(own & self._names), "forward"}]
         named = [key for key in held if not isinstance(key, str) or key in self._names]
@@ -190,7 +189,7 @@ class Reads:
 
     def _watch(self, value: Any, name: str) -> None:
         if isinstance(value, types.FunctionType):
-            self._others += [(key, partial(_contents, cell)) for key, cell in _cells(value)]
+            self._others += [(key, partial(_contents, cell)) for key, cell in cells(value)]
             self._add(value.__globals__, self._globals(value), "")
         elif isinstance(value, list):
             self._lists += [(name, value, list(value))] if len(value) <= MOST_VALUES else []
@@ -211,7 +210,7 @@ class Reads:
 
     def _hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
         """Return names of plain class attributes that an object's own attribute may come to hide."""
-        users = [base for base in type(value).__mro__ if _is_users(base.__module__)]
+        users = [base for base in type(value).__mro__ if is_users(base.__module__)]
         plain = {key for base in users for key, of in vars(base).items() if isinstance(of, (*PLAIN, tuple))}
         return sorted(key for key in plain & self._names if key not in held)
 
@@ -240,67 +239,6 @@ def _same(one: Any, other: Any) -> bool:
 
 def _joined(name: str, key: Any) -> str:
     return f"{name}.{key}" if name else str(key)
-
-
-def _is_torchs(module: str | None) -> bool:
-    return (module or "").partition(".")[0] == "torch"
-
-
-def _is_users(module: str | None) -> bool:
-    """Whether a Python module may be the user's: neither torch's nor of the standard library."""
-    package = (module or "").partition(".")[0]
-    return package == "__main__" or (package != "torch" and package not in sys.stdlib_module_names)
-
-
-def _methods(kind: type) -> Iterator[types.FunctionType]:
-    """Yield the methods of a class that are not torch's."""
-    for base in kind.__mro__:
-        if base.__module__ != "builtins" and not _is_torchs(base.__module__):
-            yield from _functions(base)
-
-
-def _functions(kind: type) -> Iterator[types.FunctionType]:
-    for value in vars(kind).values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # a property's, a static method's
-        if isinstance(function, types.FunctionType):
-            yield function
-
-
-@functools.lru_cache(maxsize=1024)
-def _options_of(kind: type) -> frozenset[str]:
-    """Return the names that the `forward` of torch's own layers among a module's classes reads."""
-    layers = [base for base in kind.__mro__ if _is_torchs(base.__module__) and base is not torch.nn.Module]
-    functions = [function for base in layers for function in _functions(base)]
-    names, count = {"forward"}, 0
-    while count != (count := len(names)):
-        for function in functions:
-            if function.__name__ in names:
-                names |= _names_of(function.__code__)
-    return frozenset(names)
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> frozenset[str]:
-    """Return the names that code uses, functions within it included, and its texts: keys of dicts."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_of(constant)
-        elif isinstance(constant, str):
-            names.add(constant)
-    return frozenset(names)
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """Return the global names that code loads, functions within it included; not the names of attributes."""
-    loaded = (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    inner = (_globals_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(loaded).union(*inner)
-
-
-def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
 
 
 def _contents(cell: types.CellType) -> Any:

@@ -34,7 +34,7 @@ _let_go = types.ExternalFunction("Py_DecRef", types.void(types.intp))
 _next = types.ExternalFunction("PyDict_Next", types.int32(types.intp, types.intp, types.intp, types.intp))
 
 
-def _compiled(function: Function) -> Function:
+def compiled(function: Function) -> Function:
     """Compile a function at its first call, and keep it on disk where that is possible. It holds the GIL."""
     dispatcher: Any = numba.njit(function)
     with contextlib.suppress(RuntimeError):  # no directory to write to
@@ -42,7 +42,7 @@ def _compiled(function: Function) -> Function:
     return cast(Function, dispatcher)
 
 
-@_compiled
+@compiled
 def _same_values(dicts: Any, keys: Any, values: Any) -> Any:
     """Whether each dict has the value under the key; all are addresses."""
     for place in range(dicts.size):  # noqa: SIM110  (numba compiles no generator in `all`)
@@ -51,7 +51,7 @@ def _same_values(dicts: Any, keys: Any, values: Any) -> Any:
     return True
 
 
-@_compiled
+@compiled
 def _same_contents(dicts: Any, ends: Any, keys: Any, values: Any, entry: Any) -> Any:
     """Whether the dicts have these keys and values in this order; those of a dict end at `ends`. `entry` is room for
     one.
@@ -69,7 +69,7 @@ def _same_contents(dicts: Any, ends: Any, keys: Any, values: Any, entry: Any) ->
     return True
 
 
-@_compiled
+@compiled
 def _same_dicts(owners: Any, dicts: Any) -> Any:
     """Whether each object has its attributes in the dict; all are addresses."""
     for place in range(owners.size):
@@ -80,7 +80,7 @@ def _same_dicts(owners: Any, dicts: Any) -> Any:
     return True
 
 
-@_compiled
+@compiled
 def _same_classes(objects: Any, classes: Any) -> Any:
     """Whether each object is of the class; all are addresses."""
     for place in range(objects.size):
