@@ -56,7 +56,7 @@ def main() -> None:
             "key": lambda: step._key((x,), {}),
             "hooks": variant.captured.hooks.hold,
             "parameters and modules": variant.captured.places.hold,
-            "of these, addresses": lambda: list(map(torch.Tensor.data_ptr, variant.captured.places._tensors)),
+            "of these, tensors": variant.captured.places._layouts.hold,
             "gradients": variant.captured.presence.holds,
             "Python values": variant.captured.reads.changed,
             "copies": lambda: variant.run([x]),

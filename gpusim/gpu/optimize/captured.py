@@ -136,7 +136,10 @@ def capture_bound(
         ids = {index: id(graph.live[name]) for index, name in recorded.named.items()}
         used = {number: _moved(recorded, index) for index, number in ids.items()}
         states = States.of(step, rates, used)
-        places = Places(step, used, bool(graph.gradient_names))
+        elsewhere = [
+            graph.live[name] for index, name in recorded.named.items() if recorded.tensors[index].role == "constant"
+        ]
+        places = Places(step, used, bool(graph.gradient_names), elsewhere)
     parameters = step.parameters()
     gradients: dict[int, torch.Tensor] = {}
     given: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.layouts import Layouts
 from gpusim.gpu.optimize.optimizers import STEP, LearningRates
 from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, Natures, all_same
 
@@ -117,10 +118,10 @@ class States:
 class Places:
     """Parameters, buffers and modules at their places when a step was captured.
 
-    In a step that `trains`, which of them have gradients must stay, too.
+    In a step that `trains`, which of them have gradients must stay, too. `others` are tensors of the user's elsewhere.
     """
 
-    def __init__(self, step: UserStep, used: Mapping[int, Any], trains: bool) -> None:
+    def __init__(self, step: UserStep, used: Mapping[int, Any], trains: bool, others: Sequence[torch.Tensor]) -> None:
         holders: list[dict[str, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
         modules = list(dict.fromkeys(m for each in step.modules.values() for m in each.modules()))
@@ -135,17 +136,17 @@ class Places:
         self._dicts = KeyedValues(owners, _OF_MODULE * len(modules))
         """A module's own dicts, which `__setstate__` replaces."""
         self._tensors = list(tensors.values())
-        self._pointers = [tensor.data_ptr() for tensor in self._tensors]
+        self._layouts = Layouts([*self._tensors, *others])
         self._trainable = [t for t in self._tensors if trains and (t.is_floating_point() or t.is_complex())]
         self._trained = [tensor.requires_grad for tensor in self._trainable]
 
     def hold(self) -> bool:
-        """Whether all are still there, at the same addresses. Checked at each call, so no loop is Python's."""
+        """Whether all are still there, with the same memory and shape. Checked at each call, so no loop is Python's."""
         if not (self._natures.hold() and self._dicts.hold() and self._contents.hold()):
             return False
         if not all_same(map(_REQUIRES_GRAD, self._trainable), self._trained):
             return False
-        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
+        return self._layouts.hold()
 
 
 @dataclass(frozen=True)
