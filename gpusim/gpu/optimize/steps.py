@@ -14,7 +14,7 @@ from gpusim.formats.trace import Dtype, Mode
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.optimize.reads import PLAIN
+from gpusim.gpu.optimize.reach import PLAIN
 
 #: Types of tensors that can be captured.
 TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter))
