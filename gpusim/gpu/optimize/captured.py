@@ -118,8 +118,6 @@ def capture_bound(
     be captured: they read elements, change shapes with data, or differ from call to call.
     """
     watched = _Watched(step)
-    hooks = Hooks(step)
-    modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
     with Untouched(step).around() as untouched, rates.in_use():
         graph = record_step(watched.step, untouched, options.seed)
         if graph.fixed:
@@ -136,10 +134,6 @@ def capture_bound(
         ids = {index: id(graph.live[name]) for index, name in recorded.named.items()}
         used = {number: _moved(recorded, index) for index, number in ids.items()}
         states = States.of(step, rates, used)
-        elsewhere = [
-            graph.live[name] for index, name in recorded.named.items() if recorded.tensors[index].role == "constant"
-        ]
-        places = Places(step, used, bool(graph.gradient_names), elsewhere)
     parameters = step.parameters()
     gradients: dict[int, torch.Tensor] = {}
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -154,7 +148,10 @@ def capture_bound(
             given.append((owner, graph.live[name]))
     written = {recorded.tensors[t].storage for op in recorded.ops for t in op.writes}
     read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage not in written}
-    reads = Reads((*roots, *hooks.functions()), modules)
+    modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
+    sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
+    reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
+    elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
         absent=[p for p in parameters.values() if may_use and p.grad is None and id(p) not in left],
@@ -167,14 +164,14 @@ def capture_bound(
         live=live,
         inputs=list(inputs),
         returned=watched.returned(recorded.returned),
-        places=places,
+        places=Places([*modules, *reads.hidden], used, bool(graph.gradient_names), elsewhere),
         states=states,
         gradient_names=graph.gradient_names,
         gradients=gradients,
         given=given,
         presence=presence,
         reads=reads,
-        hooks=hooks,
+        hooks=Hooks(step, reads.hidden),
         options=options,
         pristine={index: tensor.clone() for index, tensor in live.items()},
         graph=replace(graph, own=None),

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any, Final
 
 import torch
+
+#: Attributes in which descriptors have their function: a property, a cached one, a class method, another wrapper.
+_HOLDING: Final = ("fget", "func", "__func__", "__wrapped__")
+#: Special methods that a step does not call by itself.
+_NEVER_CALLED: Final = frozenset(
+    {
+        *("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__copy__"),
+        *("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__init_subclass__"),
+        *("__class_getitem__", "__subclasshook__", "__setattr__", "__delattr__", "__post_init__"),
+    }
+)
+#: Methods that torch calls.
+_TORCHS: Final = frozenset(("forward", "backward", "setup_context"))
+
+
+def is_special(method: str) -> bool:
+    """Whether a step may call a method of this name without naming it."""
+    return method in _TORCHS or (method.startswith("__") and method.endswith("__") and method not in _NEVER_CALLED)
 
 
 def is_torchs(module: str | None) -> bool:
@@ -22,29 +42,30 @@ def is_users(module: str | None) -> bool:
     return package == "__main__" or (package != "torch" and package not in sys.stdlib_module_names)
 
 
-def methods(kind: type) -> Iterator[types.FunctionType]:
-    """Yield the methods of a class that are not torch's."""
+def methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Yield names and functions of a class's methods that are not torch's."""
     for base in kind.__mro__:
         if base.__module__ != "builtins" and not is_torchs(base.__module__):
             yield from _functions(base)
 
 
-def _functions(kind: type) -> Iterator[types.FunctionType]:
-    for value in vars(kind).values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # a property's, a static method's
-        if isinstance(function, types.FunctionType):
-            yield function
+def _functions(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    for name, value in vars(kind).items():
+        held = (getattr(value, key, None) for key in _HOLDING)
+        function = next((each for each in (value, *held) if isinstance(each, types.FunctionType)), None)
+        if function is not None:
+            yield name, function
 
 
 @functools.lru_cache(maxsize=1024)
-def options_of(kind: type) -> frozenset[str]:
+def options_of(kind: Any) -> frozenset[str]:
     """Return the names that the `forward` of torch's own layers among a module's classes reads."""
     layers = [base for base in kind.__mro__ if is_torchs(base.__module__) and base is not torch.nn.Module]
-    functions = [function for base in layers for function in _functions(base)]
+    functions = [each for base in layers for each in _functions(base)]
     names, count = {"forward"}, 0
     while count != (count := len(names)):
-        for function in functions:
-            if function.__name__ in names:
+        for name, function in functions:
+            if name in names:
                 names |= names_of(function.__code__)
     return frozenset(names)
 
@@ -67,6 +88,11 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
     loaded = (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (globals_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(loaded).union(*inner)
+
+
+def attributes_of(kind: type) -> dict[str, Any]:
+    """Return the very dict of a class's attributes, of which `vars` shows a view. It is not to be changed."""
+    return next(each for each in gc.get_referents(vars(kind)) if isinstance(each, dict))
 
 
 def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:

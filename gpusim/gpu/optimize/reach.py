@@ -4,57 +4,74 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
-from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
-from gpusim.gpu.optimize.names import cells, globals_of, is_torchs, is_users, methods, names_of, options_of
+from gpusim.gpu.capture.user_step import MOST_PARTS
+from gpusim.gpu.optimize.names import cells, globals_of, is_special, is_torchs, is_users, methods, names_of, options_of
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
 #: Types of options of torch's own layers.
 _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
-#: Longest list, or dict that code does not read by name, whose elements are compared.
-MOST_VALUES: Final = 256
+#: Depth of the search: an attribute of a module is 1, an attribute of that 2.
+DEEPEST: Final = 8
 #: With these methods code reads all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values"))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
-_METHODS: Final = ("forward", "__call__")
+#: Types whose instances hold values, and attributes only in classes of the user's that inherit from them.
+_HOLDERS: Final = (dict, list, tuple, set, deque, types.FunctionType, functools.partial)
 
 
 class Reach:
     """Objects with attributes, functions and containers that a step reaches from `roots` and its modules."""
 
     def __init__(self, roots: Iterable[Any], modules: Iterable[torch.nn.Module]) -> None:
-        self.names = set(_METHODS)
+        self.names: set[str] = set()
         """Names that the code of the reached functions uses."""
-        self._methods_of: dict[type, list[types.FunctionType]] = {}
+        self.hidden: dict[int, torch.nn.Module] = {}
+        """Modules that are no parts of the step's, by id: in a list, say."""
+        self.libraries: dict[int, types.ModuleType] = {}
+        """Python modules of torch's and of the standard library, by id."""
+        self.modules = list(modules)
+        self._methods_of: dict[type, list[tuple[str, types.FunctionType]]] = {}
         self.reached: dict[int, tuple[Any, str, int]] = {}
         """By id, with the name by which each was found, and how deep."""
-        for root in (*roots, *modules):
+        for root in (*roots, *self.modules):
             self._reach(root, "", 0)
+        self._own = set(map(id, self.modules))
         count = -1
         while count != (count := len(self.names) + len(self.reached)):  # a method may read what leads to others
             for value, name, depth in list(self.reached.values()):
                 self._look_into(value, name, depth)
 
+    @property
+    def classes(self) -> list[type]:
+        """Classes of what was reached, and those reached themselves."""
+        return list(self._methods_of)
+
     def __iter__(self) -> Iterator[tuple[Any, str]]:
         return ((value, name) for value, name, _ in self.reached.values())
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
-        if isinstance(value, _LEAVES) or id(value) in self.reached or depth > DEPTH:
+        if isinstance(value, _LEAVES) or id(value) in self.reached or depth > DEEPEST:
             return
         if isinstance(value, torch.nn.Module) and depth:
-            return  # all modules of the step are roots
-        if isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
+            others = [module for module in value.modules() if id(module) not in self._own | self.reached.keys()]
+            self.hidden.update((id(module), module) for module in others)
+            self.reached.update((id(module), (module, name, 0)) for module in others)
+            return
+        if isinstance(value, list | tuple | dict | set | deque) and len(value) > MOST_PARTS:
             return
         if isinstance(value, types.FunctionType | type) and not is_users(value.__module__):
             return
         if isinstance(value, types.ModuleType) and not is_users(value.__name__):
+            self.libraries[id(value)] = value
             return
         self.reached[id(value)] = (value, name, depth)
 
@@ -66,10 +83,10 @@ class Reach:
             self._methods_of[kind] = list(methods(kind))
             for base in kind.__mro__:
                 self._reach(base, base.__name__, depth)
-        for method in self._methods_of[kind]:
-            if method.__name__ in self.names:
+        for method_name, method in self._methods_of[kind]:
+            if method_name in self.names or (is_users(method.__module__) and is_special(method_name)):
                 self.names.update(names_of(method.__code__))
-                self._reach(method, method.__name__, depth)
+                self._reach(method, method_name, depth)
         for part_name, part in self._parts(value, name):
             self._reach(part, part_name, depth + 1)
 
@@ -80,14 +97,23 @@ class Reach:
             yield from ((name, part) for part in (value.__self__, value.__func__))
         elif isinstance(value, types.FunctionType):
             yield from ((key, contents_of(cell)) for key, cell in cells(value))
-            yield from ((key, value.__globals__[key]) for key in self.globals_of(value) if key in value.__globals__)
+            held = value.__globals__
+            yield from ((key, held[key]) for key in globals_of(value.__code__) if key in held)
             yield from ((name, part) for part in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()))
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | deque):
             yield from ((f"{name}[{place}]", part) for place, part in enumerate(value))
         else:
             held = self.attributes(value)
             yield from ((joined(name, key), held[key]) for key in self.read_of(value, held) if key in held)
             yield from ((joined(name, key), getattr(value, key, None)) for key in self.slots_of(value))
+        held = self.beside(value)
+        yield from ((joined(name, key), held[key]) for key in held if key in self.names)
+
+    @staticmethod
+    def beside(value: Any) -> dict[str, Any]:
+        """Return the attributes of a function, or of a container of the user's own class."""
+        held = getattr(value, "__dict__", None) if isinstance(value, _HOLDERS) else None
+        return held if isinstance(held, dict) and held is not value else {}
 
     @staticmethod
     def attributes(value: Any) -> dict[Any, Any]:
@@ -102,11 +128,6 @@ class Reach:
         slots = (key for base in users for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType))
         return [key for key in slots if key in self.names]
 
-    @staticmethod
-    def globals_of(function: types.FunctionType) -> list[str]:
-        """Return the names of a function's globals."""
-        return [key for key in globals_of(function.__code__) if key in function.__globals__]
-
     def read_of(self, value: Any, held: Mapping[Any, Any]) -> list[Any]:
         """Return the keys of an object's attributes, or of a dict, that code reads by name."""
         if isinstance(value, torch.nn.Module):
@@ -116,16 +137,30 @@ class Reach:
             if is_torchs(kind.__module__):
                 return [*{*options, "forward"}]
             return [*{*options, *(own & self.names), "forward"}]
-        named = [key for key in held if not isinstance(key, str) or key in self.names]
-        if isinstance(value, dict) and len(held) <= MOST_VALUES and (not named or self.names & _ALL_OF_DICT):
-            return list(held)
-        return named
+        return [key for key in held if not isinstance(key, str) or key in self.names]
+
+    def reads_whole(self, held: dict[Any, Any]) -> bool:
+        """Whether code may read all of a dict, as far as its names tell."""
+        return bool(self.names & _ALL_OF_DICT) or not any(not isinstance(k, str) or k in self.names for k in held)
 
     def hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
-        """Return names of plain class attributes that an object's own attribute may come to hide."""
+        """Return names of class attributes and methods that an object's own attribute may come to hide."""
         users = [base for base in type(value).__mro__ if is_users(base.__module__)]
-        plain = {key for base in users for key, of in vars(base).items() if isinstance(of, (*PLAIN, tuple))}
-        return sorted(key for key in plain & self.names if key not in held)
+        return sorted({key for base in users for key in vars(base)} & self.names - held.keys())
+
+    def _is_called(self, key: str, value: Any) -> bool:
+        return key in self.names or (isinstance(value, types.FunctionType) and is_special(key))
+
+    def inherited(self) -> dict[type, set[str]]:
+        """Return for each class of the user's the names that it, or another class of an object's, says what they
+        are.
+        """
+        found: dict[type, set[str]] = {}
+        for kind in self._methods_of:
+            named = {key for base in kind.__mro__ for key, of in vars(base).items() if self._is_called(key, of)}
+            for base in kind.__mro__:
+                found.setdefault(base, set()).update(named)
+        return {kind: names for kind, names in found.items() if is_users(kind.__module__)}
 
 
 def joined(name: str, key: Any) -> str:

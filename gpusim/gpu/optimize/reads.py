@@ -1,28 +1,42 @@
 """Python values that a step's code may read: attributes, globals and closures, as they were at its capture.
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
-the step (attributes of objects, classes and Python modules, slots, keys of dicts), short lists, the sizes of dicts, the
-classes and dicts of objects, and the options that the `forward` of torch's own layers reads. What the code only counts
-or keeps elsewhere may change. Not watched are names computed while the step runs, sets, long lists, the order of dicts,
-attributes of dicts, and the standard library's and torch's modules.
+the step (attributes of objects, classes and Python modules, slots, keys of dicts), containers of up to 1,000 values
+(of dicts that code reads by name the size only), code and defaults of functions, classes and dicts of objects, and the
+options that the `forward` of torch's own layers reads. Of torch and the standard library: functions and classes that
+code names. What the code only counts or keeps elsewhere may change. Not watched are names computed while the step runs,
+longer containers, what lies deeper than eight attributes, and what libraries answer: the environment, files, clocks.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from gpusim.gpu.optimize.names import cells
-from gpusim.gpu.optimize.reach import MOST_VALUES, PLAIN, Reach, contents_of, joined
-from gpusim.gpu.optimize.unchanged import MISSING, KeyedValues, Natures, all_same
+from gpusim.gpu.capture.user_step import MOST_PARTS
+from gpusim.gpu.optimize.names import attributes_of, cells, globals_of, is_torchs, options_of
+from gpusim.gpu.optimize.reach import PLAIN, Reach, contents_of, joined
+from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures, all_same
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
-_NO_OWNERS: Final = (dict, list, tuple, type, torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
+_NO_OWNERS: Final = (type, torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
+_PLAIN_HOLDERS: Final = (dict, list, tuple, set, deque, OrderedDict, defaultdict)
+#: Types of what code calls, or finds such things in.
+_CALLED: Final = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
+_OF_EVERY_MODULE: Final = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
+#: Questions of code to torch that the key of a captured step does not answer.
+_ASKED: Final[dict[str, Callable[[], bool]]] = {
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+}
 #: Names of torch's that set or ask whether gradients are recorded.
 _GRADIENT_MODES: Final = frozenset(
     ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")
@@ -32,21 +46,38 @@ _GRADIENT_MODES: Final = frozenset(
 class Reads:
     """Values of now that the functions and objects of a step may read, and the attributes of its modules."""
 
-    def __init__(self, roots: Iterable[Any], modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, roots: Iterable[Any], modules: Iterable[torch.nn.Module], sets_modes: bool = False) -> None:
+        """`sets_modes`: the step itself says whether gradients are recorded."""
         reach = Reach(roots, modules)
+        self.hidden = list(reach.hidden.values())
+        """Modules that are no parts of the step's."""
         self._holders: list[dict[Any, Any]] = []
         self._keys: list[Any] = []
         self._shown: list[str] = []
         self._others: list[tuple[str, Callable[[], Any]]] = []
-        """Names and readers of values that lie in no dict of the user's: of classes, slots and closures; and the sizes
-        of dicts.
-        """
-        self._lists: list[tuple[str, list[Any], list[Any]]] = []
+        """Names and readers of values that lie in no dict of the user's: slots and closures, sizes of dicts."""
+        self._whole: list[tuple[str, dict[Any, Any]]] = []
+        """Dicts, all of which is compared, with their order."""
+        self._lists: list[tuple[str, list[Any]]] = []
+        self._series: list[tuple[str, Collection[Any]]] = []
+        """Objects that yield others in an order that no dict or list has."""
+        self._equal: list[tuple[str, Callable[[], Any]]] = []
+        """Names and readers of values that are compared as a whole."""
+        functions = []
         for value, name in reach:
             self._watch(reach, value, name)
-        self._natures = Natures(value for value, _ in reach if not isinstance(value, _NO_OWNERS))
+            functions += [value] if isinstance(value, types.FunctionType) else []
+        self._watch_classes(reach)
+        self._watch_libraries(reach)
+        for module in self.hidden:
+            self._add(vars(module), ("training",), type(module).__name__)
+        if not sets_modes:
+            self._others += [(name, ask) for name, ask in _ASKED.items() if name in reach.names]
+        self._natures = Natures(value for value, _ in reach if _is_owner(value))
+        self._functions = Functions(functions)
         self._in_dicts = KeyedValues(self._holders, self._keys)
         self._others_before = self._others_now()
+        self._keep()
         self.gradients = any("grad" in name for name in reach.names - _GRADIENT_MODES)
         """Whether the code may read gradients: it names them, or a function of torch's for them."""
 
@@ -54,7 +85,9 @@ class Reads:
         """Return the name of a changed value, or None. Called at each step."""
         if not self._natures.hold():
             return "__class__ or __dict__"
-        for changed in (self._changed_in_dicts, self._changed_of_others, self._changed_in_lists):
+        if not self._functions.hold():
+            return "__code__ or __defaults__"
+        for changed in (self._changed_in_dicts, self._changed_of_others, self._changed_inside):
             name = changed()
             if name is not None:
                 return name
@@ -79,34 +112,105 @@ class Reads:
     def _others_now(self) -> list[Any]:
         return [read() for _, read in self._others]
 
-    def _changed_in_lists(self) -> str | None:
-        for name, items, former in self._lists:
-            if len(items) != len(former):
+    # --- Containers ---
+
+    def _keep(self) -> None:
+        """Take the contents of now as those to compare with."""
+        self._contents, self._items = (
+            Contents([held for _, held in self._whole]),
+            Items(items for _, items in self._lists),
+        )
+        self._inside_before = list(map(list, self._inside()))
+        self._series_before = [list(items) for _, items in self._series]
+        self._equal_before = [read() for _, read in self._equal]
+
+    def _inside(self) -> Iterator[Iterable[Any]]:
+        yield from (chain.from_iterable(held.items()) for _, held in self._whole)
+        yield from (items for _, items in self._lists)
+
+    def _changed_inside(self) -> str | None:
+        """Return the name of a changed container. Other objects with the same values are those to find from now on."""
+        if not (self._contents.hold() and self._items.hold()):
+            named = chain(self._whole, self._lists)
+            for (name, _), now, before in zip(named, map(list, self._inside()), self._inside_before, strict=True):
+                if not _same_items(now, before):
+                    return name
+            self._keep()
+        for (name, items), former in zip(self._series, self._series_before, strict=True):
+            if not (len(items) == len(former) and all_same(items, former)) and not _same_items(list(items), former):
                 return name
-            if not all_same(items, former) and not all(map(_same, items, former)):
+        for (name, read), value in zip(self._equal, self._equal_before, strict=True):
+            if read() != value:
                 return name
         return None
 
+    # --- What is compared ---
+
     def _watch(self, reach: Reach, value: Any, name: str) -> None:
+        beside = reach.beside(value)
+        if beside or isinstance(value, dict | list | deque):
+            named = reach.names & beside.keys()
+            self._add(beside, [*named, *reach.hiding(value, beside)], name)
         if isinstance(value, types.FunctionType):
             self._others += [(key, partial(contents_of, cell)) for key, cell in cells(value)]
-            self._add(value.__globals__, reach.globals_of(value), "")
+            self._add(value.__globals__, globals_of(value.__code__), "")
+            if value.__kwdefaults__:
+                self._whole.append((name, value.__kwdefaults__))
+        elif isinstance(value, functools.partial):
+            self._whole.append((name, value.keywords))
         elif isinstance(value, list):
-            self._lists += [(name, value, list(value))] if len(value) <= MOST_VALUES else []
-        elif isinstance(value, type):
-            attributes = vars(value)
-            keys = reach.read_of(value, attributes)
-            self._others += [(joined(name, key), partial(attributes.get, key, MISSING)) for key in keys]
-        elif not isinstance(value, tuple | functools.partial | types.MethodType):
-            held = reach.attributes(value)
-            shown = name or type(value).__name__
-            self._add(held, reach.read_of(value, held), shown)
-            if isinstance(value, dict):
-                self._others.append((shown, partial(len, held)))
-            else:
-                self._add(held, reach.hiding(value, held), shown)
-            slots = reach.slots_of(value)
-            self._others += [(joined(shown, key), partial(getattr, value, key, MISSING)) for key in slots]
+            self._lists.append((name, value))
+        elif isinstance(value, deque):
+            self._series.append((name, value))
+        elif isinstance(value, set):
+            self._equal.append((name, value.copy))
+        elif isinstance(value, np.ndarray):
+            if value.size <= MOST_PARTS and not value.dtype.hasobject:
+                self._equal.append((name, value.tobytes))
+        elif not isinstance(value, type | tuple | types.MethodType):
+            self._watch_object(reach, value, name or type(value).__name__)
+
+    def _watch_object(self, reach: Reach, value: Any, shown: str) -> None:
+        held = reach.attributes(value)
+        if isinstance(value, dict) and reach.reads_whole(held):
+            self._whole.append((shown, held))
+            if isinstance(value, OrderedDict):
+                self._series.append((shown, value))
+            return
+        self._add(held, reach.read_of(value, held), shown)
+        if isinstance(value, dict):
+            self._others.append((shown, partial(len, held)))
+        else:
+            self._add(held, reach.hiding(value, held), shown)
+        slots = reach.slots_of(value)
+        self._others += [(joined(shown, key), partial(getattr, value, key, MISSING)) for key in slots]
+
+    def _watch_classes(self, reach: Reach) -> None:
+        """Watch what the user's classes have under names that code uses, and the functions of torch's layers."""
+        for kind, names in reach.inherited().items():
+            self._add(attributes_of(kind), names, kind.__name__)
+        kinds: list[Any] = [type(module) for module in (*reach.modules, *self.hidden)]
+        layers = {base: options_of(kind) for kind in kinds for base in kind.__mro__}
+        for kind, options in layers.items():
+            if is_torchs(kind.__module__):
+                called = _OF_EVERY_MODULE if kind is torch.nn.Module else options
+                held = attributes_of(kind)
+                self._add(held, [key for key in called if isinstance(held.get(key), _CALLED)], kind.__name__)
+
+    def _watch_libraries(self, reach: Reach) -> None:
+        """Watch functions and classes of torch's and of the standard library that code uses: others may replace
+        them.
+        """
+        kinds: list[Any] = [type(module) for module in (*reach.modules, *self.hidden)]
+        layers = frozenset[str]().union(*map(options_of, kinds))
+        todo = list(reach.libraries.values())
+        for library in todo:
+            held = vars(library)
+            named = [(key, held[key]) for key in reach.names & held.keys()]
+            todo += [part for _, part in named if isinstance(part, types.ModuleType) and part not in todo]
+            self._add(held, [key for key, part in named if isinstance(part, _CALLED)], library.__name__)
+        functional = vars(torch.nn.functional)
+        self._add(functional, layers & functional.keys(), "torch.nn.functional")
 
     def _add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
         for key in keys:
@@ -115,10 +219,19 @@ class Reads:
             self._shown.append(joined(name, key))
 
 
+def _is_owner(value: Any) -> bool:
+    """Whether the user may give an object another class, or another dict of attributes."""
+    return type(value) not in _PLAIN_HOLDERS and not isinstance(value, _NO_OWNERS)
+
+
 def _first_other(names: Sequence[str], values: Sequence[Any], before: Sequence[Any]) -> str | None:
     """Return the name of the first value that is not the same as before."""
     rows = zip(names, values, before, strict=True)
     return next((name for name, value, former in rows if not _same(value, former)), None)
+
+
+def _same_items(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(_same, some, others))
 
 
 def _same(one: Any, other: Any) -> bool:

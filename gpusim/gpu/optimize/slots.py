@@ -121,10 +121,15 @@ class Places:
     In a step that `trains`, which of them have gradients must stay, too. `others` are tensors of the user's elsewhere.
     """
 
-    def __init__(self, step: UserStep, used: Mapping[int, Any], trains: bool, others: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        used: Mapping[int, Any],
+        trains: bool,
+        others: Sequence[torch.Tensor] = (),
+    ) -> None:
         holders: list[dict[str, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
-        modules = list(dict.fromkeys(m for each in step.modules.values() for m in each.modules()))
         for module in modules:
             holders += [module._modules, module._parameters, module._buffers]
             for tensor in (*module._parameters.values(), *module._buffers.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,40 @@ def test_hooks_that_come_later_run_and_the_captured_step_goes_on_without_them(ki
     twins.train(batches(2, seed=3))
     twins.check()
     assert (variant.calls, made) == (before + 2, [])
+
+
+DICTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "forward": ("_forward_hooks", lambda *given: given[2] * 2),
+    "before forward": ("_forward_pre_hooks", lambda _, given: (given[0] * 2,)),
+    "backward": ("_backward_hooks", lambda *given: (given[1][0] * 2,)),
+    "before backward": ("_backward_pre_hooks", lambda _, given: (given[0] * 2,)),
+}
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("kind", DICTS)
+def test_hooks_in_a_dict_of_another_module_run(kind: str, replaced: bool) -> None:
+    """Nobody registers these."""
+    twins = Twins(sgd)
+    twins.train(batches(2))
+    made, (name, hook) = captures(twins.fast), DICTS[kind]
+    before = {model: getattr(model.head, name) for model in (twins.model, twins.other)}
+    for model in before:
+        if replaced:
+            setattr(model.head, name, OrderedDict({10**6: hook}))
+        else:
+            getattr(model.head, name)[10**6] = hook
+    with pytest.warns(UserWarning, match="hooks have changed"):
+        twins.train(batches(2, seed=2))
+    twins.check()
+    for model, hooks in before.items():
+        hooks.pop(10**6, None)
+        setattr(model.head, name, type(hooks)(hooks))  # an equal dict is no other
+    variant = next(iter(twins.fast._variants.values()))
+    calls_before = variant.calls
+    twins.train(batches(2, seed=3))
+    twins.check()
+    assert (variant.calls, made) == (calls_before + 2, [])
 
 
 def test_a_hook_on_all_modules_runs() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gpusim.gpu.optimize.modes import Modes
-from gpusim.gpu.optimize.unchanged import MISSING, Contents, KeyedValues, Natures
+from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures
 from tests.support.optimizing import batches, fast, net, sgd
 
 Dict = dict[Any, Any]
@@ -105,9 +105,77 @@ def test_dicts_that_were_laid_out_anew_hold_the_same() -> None:
     assert contents.hold()
 
 
+def test_changes_are_found_at_new_positions() -> None:
+    """Keys move when others before them go."""
+    held: Dict = {number: object() for number in range(30)}
+    keyed = KeyedValues([held] * 10, range(20, 30))
+    for number in range(20):
+        del held[number]
+    held.update({number: number for number in range(100, 400)})  # lays it out anew
+    assert keyed.hold()
+    former = held.pop(25)
+    held[25] = former  # at the end
+    assert keyed.hold()
+    held[25] = object()
+    assert not keyed.hold()
+    keyed.keep(keyed.now())
+    assert keyed.hold()
+    held[25] = former
+    assert not keyed.hold()
+
+
+def test_an_equal_key_is_the_same_key() -> None:
+    held = {"a" * 3: 1, 2.0: 2}
+    keyed = KeyedValues([held, held], ["".join("aaa"), 2])
+    assert keyed.hold()
+    held[2.0] = 3
+    assert not keyed.hold()
+
+
+def test_lists_hold_until_an_item_is_another() -> None:
+    one, other, third = [1, 2], [object()], list[Any]()
+    items = Items([one, third, other])
+    assert items.hold()
+    for change in (lambda: one.append(3), lambda: third.append(1), lambda: other.__setitem__(0, 5), other.clear):
+        former = list(one), list(other), list(third)
+        change()
+        assert not items.hold()
+        one[:], other[:], third[:] = former
+        assert items.hold()
+    one.reverse()
+    assert not items.hold()
+    one[:], other[:] = [1], [2, *other]
+    assert not items.hold()
+
+
+def test_functions_hold_until_they_have_other_code_or_defaults() -> None:
+    def one(a: int = 1, *, b: int = 2) -> int:
+        return a + b
+
+    def other() -> None:
+        pass
+
+    functions = Functions([one, other])
+    assert functions.hold()
+    for function, name, value in (
+        (one, "__code__", other.__code__),
+        (one, "__defaults__", None),
+        (other, "__defaults__", ()),
+        (one, "__kwdefaults__", {"b": 2}),
+        (other, "__kwdefaults__", {}),
+    ):
+        former = getattr(function, name)
+        setattr(function, name, value)
+        assert not functions.hold()
+        setattr(function, name, former)
+        assert functions.hold()
+
+
 def test_nothing_holds() -> None:
     assert KeyedValues([], []).hold()
     assert Contents([]).hold()
+    assert Items([]).hold()
+    assert Functions([]).hold()
     assert Contents([{}, {}]).hold()
 
 
