@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.modes import Modes
-from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, tf32
+from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, settings
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import counted, format_bytes, format_ns
@@ -167,6 +167,9 @@ class OptimizedStep:
             return None
         if variant is None or not variant.is_current():
             variant = self._other(key, variant, args, kwargs)
+        if variant is not None and variant.mixes(tensors):
+            self._warn("arguments share memory, and the step changes one of them; it runs as it is on these")
+            return None
         if variant is None or any(tensor.requires_grad for tensor in tensors):
             return None
         if (variant.trains and not torch.is_grad_enabled()) or not variant.adopt():
@@ -185,7 +188,7 @@ class OptimizedStep:
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             others = (spec, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
         shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
-        return tensors, (shapes, others, self._modes.number(), autocast_of(self._device), tf32())
+        return tensors, (shapes, others, self._modes.number(), autocast_of(self._device), settings())
 
     def _other(self, key: Any, former: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
         """Return a step for new arguments, or in place of a `former` one, captured unless there are too many."""

@@ -152,6 +152,7 @@ def capture_bound(
     sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
     reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
+    on_host = [tensor for tensor in elsewhere if tensor.device.type != step.device.type]
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
         absent=[p for p in parameters.values() if may_use and p.grad is None and id(p) not in left],
@@ -164,7 +165,7 @@ def capture_bound(
         live=live,
         inputs=list(inputs),
         returned=watched.returned(recorded.returned),
-        places=Places([*modules, *reads.hidden], used, bool(graph.gradient_names), elsewhere),
+        places=Places([*modules, *reads.hidden], used, bool(graph.gradient_names), elsewhere, on_host),
         states=states,
         gradient_names=graph.gradient_names,
         gradients=gradients,

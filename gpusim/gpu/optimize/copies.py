@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -29,3 +30,17 @@ def fresh(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     made = [torch.empty_like(tensor) for tensor in tensors]
     Copies(made)(tensors)
     return made
+
+
+def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the address ranges of two tensors overlap."""
+    ranges = sorted(map(_range, tensors))
+    return any(end > begin for (_, end), (begin, _) in pairwise(ranges))
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()

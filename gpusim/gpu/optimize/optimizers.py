@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.optimizers import counting_on
+from gpusim.gpu.optimize.names import attributes_of
+from gpusim.gpu.optimize.unchanged import Items, KeyedValues
 
 #: Optimizers whose fused kernels take the rate as a tensor.
 FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -116,6 +119,59 @@ class LearningRates:
                         setattr(optimizer, _CHECKED, value)
 
 
+class Groups:
+    """Parameters by group, and the methods, of optimizers as they are now."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._before = self._now()
+        self._keep()
+
+    def hold(self) -> bool:
+        """Whether they are the same, whichever lists hold them."""
+        if not self._optimizers or (self._held.hold() and self._items.hold()):
+            return True
+        now = self._now()
+        same = len(now) == len(self._before) and all(map(is_, now, self._before))
+        if same:
+            self._keep()
+        return same
+
+    def stepped(self) -> None:
+        """Note a step as the wrapper of torch's schedulers does, which warn before a first step."""
+        for optimizer in self._optimizers:
+            if "step" in vars(optimizer):
+                optimizer._opt_called = True
+
+    def _keep(self) -> None:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        holders: list[tuple[dict[Any, Any], str]] = [(group, "params") for group in groups]
+        for optimizer in self._optimizers:
+            holders += [(vars(optimizer), key) for key in ("param_groups", *_METHODS)]
+            users = [each for each in type(optimizer).__mro__ if issubclass(each, Optimizer)]
+            holders += [(attributes_of(each), key) for each in users for key in _METHODS]
+        self._held = KeyedValues([holder for holder, _ in holders], [key for _, key in holders])
+        self._items = Items(
+            [*(optimizer.param_groups for optimizer in self._optimizers), *(group["params"] for group in groups)]
+        )
+
+    def _now(self) -> list[Any]:
+        found: list[Any] = []
+        for optimizer in self._optimizers:
+            found += [_own(getattr(optimizer, key)) for key in _METHODS]
+            for group in optimizer.param_groups:
+                found += [None, *group["params"]]
+        return found
+
+
+def _own(method: Any) -> Any:
+    """Return the function of a method, without what torch's schedulers wrap around it."""
+    while getattr(method, "_wrapped_by_lr_sched", False):
+        method = method.__wrapped__
+    return getattr(method, "__func__", method)
+
+
+_METHODS: Final = ("step", "zero_grad")
 _CHECKED: Final = "_need_device_dtype_check_for_fused"
 _HASHABLE: Final = (bool, int, float, str, type(None))
 

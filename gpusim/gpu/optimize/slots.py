@@ -23,6 +23,7 @@ from gpusim.gpu.optimize.unchanged import Contents, KeyedValues, Natures, all_sa
 
 #: Names of the dicts in which a module has its modules and tensors.
 _OF_MODULE: Final = ("_modules", "_parameters", "_buffers")
+_VERSION: Final = attrgetter("_version")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
 _GRAD: Final = attrgetter("grad")
 _STATE: Final = attrgetter("state")
@@ -118,7 +119,8 @@ class States:
 class Places:
     """Parameters, buffers and modules at their places when a step was captured.
 
-    In a step that `trains`, which of them have gradients must stay, too. `others` are tensors of the user's elsewhere.
+    In a step that `trains`, which of them have gradients must stay, too. `others` are tensors of the user's elsewhere;
+    of those `copied` the step has its own copies.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Places:
         used: Mapping[int, Any],
         trains: bool,
         others: Sequence[torch.Tensor] = (),
+        copied: Sequence[torch.Tensor] = (),
     ) -> None:
         holders: list[dict[str, Any]] = []
         tensors: dict[int, torch.Tensor] = {}
@@ -142,6 +145,8 @@ class Places:
         """A module's own dicts, which `__setstate__` replaces."""
         self._tensors = list(tensors.values())
         self._layouts = Layouts([*self._tensors, *others])
+        self._copied = [tensor for tensor in copied if not tensor.is_inference()]
+        self._versions = list(map(_VERSION, self._copied))
         self._trainable = [t for t in self._tensors if trains and (t.is_floating_point() or t.is_complex())]
         self._trained = [tensor.requires_grad for tensor in self._trainable]
 
@@ -151,7 +156,7 @@ class Places:
             return False
         if not all_same(map(_REQUIRES_GRAD, self._trainable), self._trained):
             return False
-        return self._layouts.hold()
+        return self._layouts.hold() and list(map(_VERSION, self._copied)) == self._versions
 
 
 @dataclass(frozen=True)

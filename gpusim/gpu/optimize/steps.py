@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Mode
@@ -118,6 +119,35 @@ def tf32() -> tuple[bool, bool]:
             "TF32 is set by `fp32_precision`; set torch.backends.cuda.matmul.allow_tf32 and "
             "torch.backends.cudnn.allow_tf32 instead"
         ) from cause
+
+
+#: torch's other settings by which a step has other kernels or types.
+_SETTINGS: Final = (
+    torch.get_default_dtype,
+    torch._C._get_deterministic_algorithms,
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cudnn_deterministic,
+    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+
+
+def settings() -> tuple[Any, ...]:
+    """Return torch's settings of now that a captured step depends on. Raises `CaptureError` where Python code of the
+    user's listens to torch's calls, of which a captured step makes none.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        raise CaptureError("a TorchDispatchMode is on, which would see nothing of a captured step")
+    devices = []
+    for number in range(torch._C._len_torch_function_stack()):
+        mode = torch._C._get_function_stack_at(number)
+        if not isinstance(mode, DeviceContext):
+            raise CaptureError("a TorchFunctionMode is on, which would see nothing of a captured step")
+        devices.append(mode.device)
+    return (*tf32(), *[ask() for ask in _SETTINGS], *devices)
 
 
 def check_arguments(leaves: Iterable[Any]) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
-from gpusim.gpu.optimize.copies import Copies, fresh
+from gpusim.gpu.optimize.copies import Copies, fresh, share_memory
 from gpusim.gpu.optimize.executors import Ready
-from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.optimizers import Groups, LearningRates
 from gpusim.gpu.optimize.turns import Turns
 
 
@@ -28,6 +28,7 @@ class Variant:
         self.trains = bool(captured.gradient_names) or bool(rates.optimizers)
         self._turns = Turns((*captured.inputs, *captured.live.values()))
         self.options = rates.other_options()
+        self._groups = Groups(rates.optimizers)
         self._gradients = gradients_of(captured, ready.tensors)
         self._inputs = captured.inputs
         self._copy = Copies(captured.inputs)
@@ -43,12 +44,17 @@ class Variant:
         inputs = {tensor.untyped_storage().data_ptr() for tensor in captured.inputs}
         self._changed = [tensor for tensor in changed if tensor.untyped_storage().data_ptr() not in inputs]
         self._changes_input = [tensor.untyped_storage().data_ptr() in memory for tensor in captured.inputs]
+        self._may_mix = any(self._changes_input) and len(captured.inputs) > 1
 
     def is_current(self) -> bool:
         """Whether its modules, parameters, optimizer options, gradients and Python values are those of the capture."""
         captured = self.captured
-        same = captured.places.hold() and self.options == self.rates.other_options()
+        same = captured.places.hold() and self._groups.hold() and self.options == self.rates.other_options()
         return same and captured.presence.holds() and captured.reads.changed() is None
+
+    def mixes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a change of one of these arguments would show in another: the step's inputs have memory apart."""
+        return self._may_mix and share_memory(tensors)
 
     def adopt(self) -> bool:
         """Adopt changed states and gradients; False where an optimizer has no state yet."""
@@ -64,6 +70,7 @@ class Variant:
         self.rates.update()
         results = self.around(self.ready.run, tensors)
         self.captured.states.stepped()
+        self._groups.stepped()
         self._gradients.leave()
         if self._changed:
             torch.autograd.graph.increment_version(self._changed)

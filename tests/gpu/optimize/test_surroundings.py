@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import random
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.steps import tf32
@@ -142,6 +145,80 @@ def test_precision_of_products_that_changes_is_captured_anew(monkeypatch: pytest
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32)
     close(step(x), model(x))
     assert made == [1]
+
+
+SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "type of new tensors": (torch.set_default_dtype, torch.float64, torch.float32),
+    "deterministic kernels": (torch.use_deterministic_algorithms, True, False),
+    "attention": (torch.backends.cuda.enable_flash_sdp, False, True),
+    "device of new tensors": (torch.set_default_device, "cpu", None),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_other_settings_of_torchs_have_a_step_of_their_own(kind: str) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(6) + float(torch.are_deterministic_algorithms_enabled())
+
+    x = batches(1)[0][0]
+    captured = fast(step, x)
+    made = captures(captured)
+    change, new, former = SETTINGS[kind]
+    for value in (new, former, new):
+        change(value)
+        try:
+            found, wanted = captured(x), step(x)
+        finally:
+            change(former)
+        close(found, wanted)
+        assert found.dtype == wanted.dtype
+    assert made == [1]
+
+
+class Counting(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **kwargs or {})
+
+
+class CountingFunctions(TorchFunctionMode):
+    count = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("mode", [Counting, CountingFunctions])
+def test_what_listens_to_torchs_calls_hears_those_of_the_users_own_step(mode: Any) -> None:
+    model, x = net().eval(), batches(1)[0][0]
+    step = fast(model, x)
+    with mode() as mine, pytest.warns(UserWarning, match="Mode is on"):
+        step(x)
+    with mode() as theirs:
+        model(x)
+    assert mine.count >= theirs.count > 5
+
+
+@pytest.mark.parametrize("second", ["same", "overlapping", "apart"])
+def test_arguments_in_the_same_memory_change_together(second: str) -> None:
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return b * 2
+
+    def given() -> tuple[torch.Tensor, torch.Tensor]:
+        memory = torch.arange(12.0).view(6, 2)
+        return memory[:3], {"same": memory[:3], "overlapping": memory[1:4], "apart": memory[3:]}[second]
+
+    captured = fast(step, (torch.ones(3, 2), torch.ones(3, 2)))
+    assert isinstance(captured, OptimizedStep)
+    mine, theirs = given(), given()
+    with contextlib.nullcontext() if second == "apart" else pytest.warns(UserWarning, match="arguments share memory"):
+        close(captured(*mine), step(*theirs))
+    close(mine[0], theirs[0])
+    close(mine[1], theirs[1])
 
 
 def test_torchs_newer_settings_of_tf32_leave_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
