@@ -479,6 +479,21 @@ def test_contenders_take_turns_and_times_are_of_one_call() -> None:
     assert {x for _, x in log} == {1, 2}
 
 
+def test_what_a_round_takes_besides_its_calls_hardly_counts_in_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+
+    def wait() -> None:
+        now[0] += 1_500_000
+
+    def call(_: int) -> None:
+        now[0] += 1_000_000
+
+    monkeypatch.setattr(measuring, "_wait", wait)
+    times = {ms: times_in_turns({"": call}, [(1,)], 3, lambda: now[0], ms)[""].median_ns for ms in (30.0, 300.0)}
+    assert times[30.0] > 1_070_000
+    assert times[300.0] < 1_010_000
+
+
 def test_every_baseline_of_recipes_is_made() -> None:
     assert set(get_args(Baseline)) == set(peers._CALLS)
 

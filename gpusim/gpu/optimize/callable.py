@@ -58,6 +58,8 @@ class Gain:
     """Host time of a call, in ns."""
     device_ns: int = 0
     """GPU time of the graph in ns, where the host launches it early enough."""
+    call_device_ns: int = 0
+    """GPU time of a whole call in ns, where the host is early enough."""
     launch_ns: int = 0
     """Host time of the graph's launch, in ns."""
     stages_s: Mapping[str, float] = field(default_factory=dict)

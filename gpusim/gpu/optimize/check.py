@@ -26,6 +26,7 @@ class Costs:
     around_ns: int
     host_ns: int
     device_ns: int
+    call_device_ns: int
     launch_ns: int
 
 
@@ -103,6 +104,7 @@ class Checker:
             around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams),
             host_ns=self.executor.host_ns(call),
             device_ns=self.executor.device_ns(variant.ready.run),
+            call_device_ns=self.executor.device_ns(call),
             launch_ns=self.executor.host_ns(variant.ready.run),
         )
 

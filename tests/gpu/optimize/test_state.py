@@ -454,6 +454,10 @@ class Costly(CpuExecutor):
         assert runs == [1]  # the copies are those around what is given in the graph's place
         return 7_000
 
+    def device_ns(self, call: Callable[[], object]) -> int:
+        call()
+        return 9_000
+
     def host_ns(self, call: Callable[[], object]) -> int:
         call()
         return self.host
@@ -463,6 +467,7 @@ def test_the_prediction_of_a_call_has_its_copies_or_is_the_hosts_pace() -> None:
     twins = Twins(sgd, executor=Costly())
     gain = twins.fast.gain
     assert gain.predicted_call_ns == gain.predicted_ns + 7_000
+    assert gain.call_device_ns == 9_000
     slow = Costly()
     slow.host = gain.predicted_ns + 9_000
     assert Twins(sgd, executor=slow).fast.gain.predicted_call_ns == slow.host
