@@ -16,14 +16,17 @@ from gpusim.memplan.lowering import LoweredProgram
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import Instruction, Program, needed
 from gpusim.memplan.storages import Storages
+from gpusim.trace.store import structure_hash
 
 
 def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
     """Return the plan itself, once its numbers are known to make sense for this trace; `check_program` does the rest.
 
-    Raises `PlanError` for an op or a storage that there is not, and for an order that has not every op once or goes
-    against the dependencies.
+    Raises `PlanError` for a plan of another trace, an op or a storage that there is not, and for an order that has not
+    every op once or goes against the dependencies.
     """
+    if plan.trace_hash and plan.trace_hash != structure_hash(storages.trace):
+        raise PlanError(f"the memory plan is one of another trace, not of this '{storages.trace.name}'")
     ops, count = len(storages.trace.ops), len(storages)
     for offload in plan.offloads:
         _within(offload.storage, count, "storage")

@@ -250,7 +250,7 @@ def _row(
     except PlanError as cause:
         return PolicyRow(name, policy.source, None, str(cause), budget)
     made_by = f"gpusim, {evaluator.graph.hardware.label}"
-    plan = plan.made(name, made_by, outcome.step_ns, outcome.peak_bytes)
+    plan = plan.made(name, made_by, outcome.step_ns, outcome.peak_bytes, evaluator.trace_hash)
     return PolicyRow(name, policy.source, replace(outcome, plan=plan), "", budget, kept)
 
 

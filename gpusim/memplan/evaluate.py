@@ -15,6 +15,7 @@ from gpusim.memplan.program import Program, op_streams_of, program_of
 from gpusim.memplan.storages import Storages
 from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import structure_hash
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,6 +61,11 @@ class MemoryEvaluator:
     def keep_all_ns(self) -> int:
         """Time of the step that keeps all, in ns."""
         return self.time(program_of(self.storages, MemoryPlan())).makespan_ns
+
+    @cached_property
+    def trace_hash(self) -> str:
+        """Hash of the trace, to which its plans are tied."""
+        return structure_hash(self.graph.trace)
 
     def program(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Program:
         """Return the checked instructions of a plan, as `program_of`. Raises `PlanError`."""

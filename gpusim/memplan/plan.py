@@ -66,11 +66,20 @@ class MemoryPlan:
     """Version of gpusim and hardware model."""
     predicted_ns: int = field(default=0, compare=False)
     predicted_peak_bytes: int = field(default=0, compare=False)
+    trace_hash: str = field(default="", compare=False)
+    """Hash of the trace that its numbers are of (`structure_hash`); empty while a policy makes it."""
 
-    def made(self, policy: str, by: str = "", predicted_ns: int = 0, predicted_peak_bytes: int = 0) -> MemoryPlan:
+    def made(
+        self, policy: str, by: str = "", predicted_ns: int = 0, predicted_peak_bytes: int = 0, trace_hash: str = ""
+    ) -> MemoryPlan:
         """Return the same plan with its origin and its predictions."""
         return dataclasses.replace(
-            self, policy=policy, made_by=by, predicted_ns=predicted_ns, predicted_peak_bytes=predicted_peak_bytes
+            self,
+            policy=policy,
+            made_by=by,
+            predicted_ns=predicted_ns,
+            predicted_peak_bytes=predicted_peak_bytes,
+            trace_hash=trace_hash or self.trace_hash,
         )
 
     @property
@@ -168,6 +177,7 @@ class MemoryPlan:
             made_by=document.made_by,
             predicted_ns=document.predicted_ns,
             predicted_peak_bytes=document.predicted_peak_bytes,
+            trace_hash=document.trace_hash,
         )
 
 

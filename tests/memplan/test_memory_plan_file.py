@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import gpusim
 from gpusim.errors import ScheduleError
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo, read_memory_plan, write_memory_plan
 from tests.support.memory_steps import chain_step, op_of, storage_of
@@ -63,3 +64,12 @@ def test_what_makes_no_sense_is_refused_with_its_place(
         read_memory_plan(path, chain_step(4))
     assert place in str(caught.value)
     assert problem in str(caught.value)
+
+
+def test_plan_in_memory_of_another_trace_is_refused_even_where_its_numbers_make_sense() -> None:
+    """The other step has as many ops and tensors; the same step captured again, with other times, is no other."""
+    plan = gpusim.memory(chain_step(4), policies=["torch_budget"]).plan("torch_budget")
+    assert plan.redos
+    assert gpusim.simulate(chain_step(4, dur_ns=70_000), plan).makespan_ns
+    with pytest.raises(ScheduleError, match="one of another trace"):
+        gpusim.simulate(chain_step(4, target="aten.gelu.default"), plan)
