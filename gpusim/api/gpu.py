@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from gpusim.formats.measurement import Measurement
     from gpusim.formats.topology import Topology
+    from gpusim.gpu.selective_checkpoint import PlanPolicy
     from gpusim.plan.schedule import Schedule
 
 MISSING_TORCH: Final = (
@@ -234,28 +235,39 @@ def _require_equal(measurement: Measurement) -> None:
     require_equal(measurement)
 
 
-def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> Callable[..., Any]:
+def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> PlanPolicy:
     """Return a memory plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
 
-    What the backward pass needs is saved unless the plan recomputes it; all else runs again. The n-th call of an
-    operator is the n-th such op of the trace. Make a new one for each forward pass. A model with ops in place needs
-    `allow_cache_entry_mutation=True`. Running statistics change twice, as in any checkpoint of torch. Needs no GPU;
-    raises `GpuError` without torch, and while the model runs, `PlanError` for a change in place that the step lacks.
+    Its `contexts` is a `context_fn` for `torch.utils.checkpoint.checkpoint` around the whole model, in every step of a
+    training loop; as `policy_fn`, make a new one for each forward pass, with `allow_cache_entry_mutation=True` for a
+    model with ops in place. What the backward pass needs is saved unless the plan recomputes it; all else runs again.
+    The n-th call of an operator is the n-th such op of the trace. Running statistics change twice, as in any checkpoint
+    of torch. Needs no GPU; raises `GpuError` without torch, `OptionError` for what is no plan, `PlanError` for one of
+    another step, and while the model runs, for a change in place that the step lacks.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import policy_fn
-    return policy_fn(as_step(step).trace, plan)
+    return policy_fn(as_step(step).trace, _memory_plan(plan))
 
 
 def mark_offloads(nodes: Iterable[Any], step: AnyStep, plan: MemoryPlan) -> int:
     """Mark the nodes of a forward graph whose results a memory plan offloads, for torch's own activation offloading.
 
     `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and returns the number of marked nodes. Raises
-    `GpuError` without torch.
+    `GpuError` without torch, `OptionError` for what is no plan, and `PlanError` for one of another step.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import mark_offloads as mark
-    return mark(nodes, as_step(step).trace, plan)
+    return mark(nodes, as_step(step).trace, _memory_plan(plan))
+
+
+def _memory_plan(plan: object) -> MemoryPlan:
+    """Return a memory plan itself. Raises `OptionError` for anything else."""
+    if isinstance(plan, MemoryPlan):
+        return plan
+    raise OptionError(
+        f"{type(plan).__name__} is no memory plan: give `gpusim.memory(...).plan(policy)`, or a loaded one"
+    )
 
 
 def calibrate(

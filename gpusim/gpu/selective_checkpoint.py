@@ -7,55 +7,88 @@ matched with the trace's n-th op of that operator: the model must make the same 
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from gpusim.errors import PlanError
 from gpusim.formats.trace import Trace
 from gpusim.memplan.again import draws
+from gpusim.memplan.checks import check_memory_plan
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.storages import Storages
 from gpusim.units import counted
 
-PolicyFunction = Callable[..., CheckpointPolicy]
+ONE_PASS: Final = (
+    "a memory plan is for the same calls, and a policy for one forward pass (`contexts` is for any number)"
+)
 
 
-def policy_fn(trace: Trace, plan: MemoryPlan) -> PolicyFunction:
-    """Return the plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`.
+class PlanPolicy:
+    """A plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`, and as `context_fn`.
+
+    As `policy_fn` it counts calls, so it is for one forward pass: in a second one no call would be the trace's, and
+    all would be saved. `contexts` is the `context_fn` of `torch.utils.checkpoint.checkpoint` for any number of them.
+    """
+
+    def __init__(self, wanted: Mapping[str, Sequence[bool]]) -> None:
+        """Make the policy that runs the n-th call of operator `name` again where `wanted[name][n]` says so."""
+        self._wanted = wanted
+        self._calls: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+        self._warned = False
+
+    def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        """Say whether a call's result is saved. Raises `PlanError` for a change in place that the trace lacks."""
+        name, count = str(op), self._calls[bool(ctx.is_recompute)]
+        number = count[name]
+        count[name] += 1
+        known = self._wanted.get(name, ())
+        if number < len(known):
+            return CheckpointPolicy.PREFER_RECOMPUTE if known[number] else CheckpointPolicy.MUST_SAVE
+        often = (
+            f"the model calls {name} more often than the captured step, which has {counted(len(known), 'such call')}"
+        )
+        if args and _changes(name, args[0]):
+            raise PlanError(f"{often}: {ONE_PASS}")
+        if known and not self._warned:
+            self._warned = True
+            warnings.warn(f"{often}; all further ones are saved: {ONE_PASS}", RuntimeWarning, stacklevel=2)
+        return CheckpointPolicy.MUST_SAVE
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts of one forward pass, with a checkpoint around the whole model, and of its backward pass.
+
+        Ops that change saved results in place run again, so torch need not refuse such changes.
+        """
+        in_place = any(_functional(name) != name for name in self._wanted)
+        made = create_selective_checkpoint_contexts(PlanPolicy(self._wanted), allow_cache_entry_mutation=in_place)
+        return cast("tuple[AbstractContextManager[Any], AbstractContextManager[Any]]", made)
+
+
+def policy_fn(trace: Trace, plan: MemoryPlan) -> PlanPolicy:
+    """Return the plan as a policy of selective checkpointing.
 
     Results that the backward pass needs are `MUST_SAVE`, except those that the plan recomputes. So is what changes
     tensors from before the step. All else is `PREFER_RECOMPUTE`: torch would hold each saved result until the backward
     pass, also a view, with the memory behind it, and one that nothing needs any more. Tensors that the plan moves are
-    saved: torch offloads nothing here before 2.12. Make a new one for each forward pass, since it counts calls.
+    saved: torch offloads nothing here before 2.12.
 
     Ops that change a tensor in place run again with the op that made it, or not at all, and so do all random ops: torch
     says nothing where they do not, and gradients are wrong. So a call in place that the trace does not have raises
-    `PlanError`.
+    `PlanError`. So does a plan of another trace, at once.
     """
     storages = Storages.of(trace)
-    again = runs_again(storages, plan)
+    again = runs_again(storages, check_memory_plan(storages, plan))
     wanted: dict[str, list[bool]] = defaultdict(list)
     for index, op in enumerate(trace.ops):
         if op.phase == "forward":
             wanted[op.target].append(index in again)
-    calls: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
-
-    def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        name, count = str(op), calls[bool(ctx.is_recompute)]
-        number = count[name]
-        count[name] += 1
-        known = wanted.get(name, [])
-        if number >= len(known) and args and _changes(name, args[0]):
-            often = f"more often than the captured step, which has {counted(len(known), 'such call')}"
-            raise PlanError(f"the model calls {name} {often}: a memory plan is for the same calls")
-        recompute = number < len(known) and known[number]
-        return CheckpointPolicy.PREFER_RECOMPUTE if recompute else CheckpointPolicy.MUST_SAVE
-
-    return decide
+    return PlanPolicy(dict(wanted))
 
 
 def runs_again(storages: Storages, plan: MemoryPlan) -> frozenset[int]:
@@ -97,10 +130,11 @@ def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
     """Set `meta["should_offload"]` of the forward graph nodes whose results the plan moves; returns their number.
 
     `nodes` are those of the graph that torch's activation offloading gets, in order (`graph_module.graph.nodes`). Torch
-    makes ops in place functional there, so both count as one operator.
+    makes ops in place functional there, so both count as one operator. Raises `PlanError` for a plan of another trace.
     """
     moved = {offload.storage for offload in plan.offloads}
     storages = Storages.of(trace)
+    check_memory_plan(storages, plan)
     marks: dict[str, list[bool]] = defaultdict(list)
     for index, op in enumerate(trace.ops):
         if op.phase == "forward":

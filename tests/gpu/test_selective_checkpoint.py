@@ -19,7 +19,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from gpusim.errors import PlanError
+import gpusim
+from gpusim.errors import OptionError, PlanError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.selective_checkpoint import mark_offloads, policy_fn
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
@@ -89,6 +90,47 @@ def test_gradients_are_those_of_the_step_that_keeps_all_and_only_the_planned_ops
     assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
     assert again["aten.gelu.default"] == plain["aten.gelu.default"] + 2
     assert again["aten.addmm.default"] == plain["aten.addmm.default"]
+
+
+def gelus_of_steps(contexts: Any, tower: Tower, steps: int = 3) -> list[int]:
+    """Train with a checkpoint around the model, and count the GELUs that run in each step."""
+    found = []
+    for _ in range(steps):
+        count = _Count()
+        with count:
+            checkpoint(tower, torch.randn(4, 8), use_reentrant=False, context_fn=contexts).sum().backward()
+        found.append(count.calls["aten.gelu.default"])
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+def test_contexts_follow_the_plan_in_each_step_of_a_training_loop() -> None:
+    assert gelus_of_steps(policy_fn(tower_trace(), plan_of(2, 5)).contexts, Tower()) == [5, 5, 5]
+
+
+def test_a_policy_says_so_where_it_meets_a_second_forward_pass() -> None:
+    """The calls of the second pass are not those of the trace, so all are saved: the memory of the plan is gone."""
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy_fn(tower_trace(), plan_of(2, 5)))
+    tower = Tower()
+    with pytest.warns(RuntimeWarning, match="more often than the captured step.*for one forward pass") as said:
+        assert gelus_of_steps(contexts, tower) == [5, 3, 3]
+    assert len(said) == 1
+
+
+def test_plans_of_another_trace_are_refused() -> None:
+    plan = plan_of(2, 5).made("checkpoint", trace_hash="another")
+    with pytest.raises(PlanError, match="another trace"):
+        policy_fn(tower_trace(), plan)
+    with pytest.raises(PlanError, match="another trace"):
+        mark_offloads([], tower_trace(), plan)
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    for value in (None, "plan.json", 3):
+        with pytest.raises(OptionError, match="is no memory plan: give"):
+            gpusim.checkpoint_policy(tower_trace(), value)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="is no memory plan: give"):
+            gpusim.mark_offloads([], tower_trace(), value)  # type: ignore[arg-type]
 
 
 def test_marks_are_set_on_the_nodes_that_make_what_moves() -> None:
