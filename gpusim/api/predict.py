@@ -230,8 +230,10 @@ def memory(
     from gpusim.memplan.compare import compare_policies
 
     step = as_step(step)
-    if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
+    if policies is not None and not _names(policies):
         raise OptionError("a list of memory policies' names", argument="policies", value=policies)
+    if synchronous not in (None, True, False):
+        raise OptionError("True, False or None", argument="synchronous", value=synchronous)
     budget = memory_bytes(memory_limit)
     pinned = memory_bytes(pinned_limit, "pinned_limit", least=0)
     if progress is not None and needs_compiling():
@@ -248,6 +250,11 @@ def memory(
     if budget is not None and comparison.shortfall:
         raise OptionError(comparison.shortfall, argument="memory_limit", value=format_bytes(budget))
     return comparison
+
+
+def _names(value: object) -> bool:
+    """Whether a value is a collection of text, and no text itself."""
+    return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
 
 
 def load_memory_plan(step: AnyStep, path: str | Path) -> MemoryPlan:

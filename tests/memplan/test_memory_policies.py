@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusim.errors import PlanError, UnknownNameError
+import gpusim
+from gpusim.errors import OptionError, PlanError, UnknownNameError
 from gpusim.formats.trace import Trace
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.layers import Layers, kind_of
@@ -345,3 +346,11 @@ def test_storages_of_a_chain_are_saved_in_order() -> None:
     trace = chain_step(4)
     storages = Storages.of(trace)
     assert list(storages.saved) == [storage_of(trace, n) for n in ("a0", "a1", "a2", "g3")]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("policies", [1]), ("policies", "olla"), ("policies", 3), ("synchronous", "layers")]
+)
+def test_arguments_that_make_no_sense_are_named(argument: str, value: object) -> None:
+    with pytest.raises(OptionError, match=argument):
+        gpusim.memory(chain_step(4), **{argument: value})  # type: ignore[arg-type]
