@@ -215,7 +215,9 @@ def _freed(
     arrivals: dict[int, list[int]] = {}
     for storage, place in last_forward.items():
         arrivals.setdefault(place, []).append(storage)
-    for place in range(turn + 1):
+    stops = sorted(place for place in arrivals if place <= turn)  # where a copy may begin
+    place = stops[0] if stops else turn + 1
+    while place <= turn:
         now = times.start_ns[place] + late_ns
         tight = room is None or place == turn or room.missing(place, waiting_bytes) > 0
         while (
@@ -232,6 +234,11 @@ def _freed(
             busy_ns = max(busy_ns, times.end_ns[place] + late_ns) + link.out_ns(storages.bytes[storage])
             leaving.append((busy_ns, storage))
             waiting_bytes += storages.bytes[storage]
+        following = bisect.bisect_right(stops, place)
+        stop = stops[following] if following < len(stops) else turn + (not leaving)
+        place += 1
+        while place < stop and (not leaving or (room is not None and room.missing(place, waiting_bytes) <= 0)):
+            place += 1  # nothing happens before this op
     for _, storage in leaving:  # last used by the op at the turn itself
         freed[storage] = turn
     places = {s: max(place, last_forward[s] + 1) for s, place in freed.items()} | {
@@ -259,7 +266,9 @@ def _fetched(
         arrivals.setdefault(place, []).append(storage)
     first = min(needs.values(), default=0)
     low = min((freed[s] for s in needs), default=first)
-    for place in range(max(needs.values(), default=-1), low - 1, -1):
+    stops = sorted(arrivals)
+    place = stops[-1] if stops else low - 1
+    while place >= low:
         # All of `coming` must be back when the op after this place starts; here, while this one runs.
         now = times.start_ns[place] - early_ns
         while coming and room is not None and room.missing(place, waiting_bytes) > 0:
@@ -274,6 +283,18 @@ def _fetched(
             busy_ns = min(busy_ns, now) - link.back_ns(storages.bytes[storage]) * (1 + MARGIN)
             coming.append((busy_ns, storage))
             waiting_bytes += storages.bytes[storage]
+        following = bisect.bisect_left(stops, place) - 1
+        stop = stops[following] if following >= 0 else low - 1
+        place -= 1
+        while place > stop and (
+            not coming
+            or (
+                times.start_ns[place] - early_ns > coming[0][0]
+                and place > freed[coming[0][1]]
+                and (room is None or room.missing(place, waiting_bytes) <= 0)
+            )
+        ):
+            place -= 1  # nothing happens behind this op
     for _, storage in coming:
         fetched[storage] = freed[storage]
     return {s: min(max(place, freed[s]), needs[s]) for s, place in fetched.items()}, early_ns
