@@ -91,6 +91,19 @@ def test_more_is_recomputed_where_the_budget_is_exceeded() -> None:
     assert planner.floor_bytes(found) <= budget
 
 
+def test_changes_without_copies_leave_all_on_the_gpu() -> None:
+    """Ops of 200 us, copies of 84 us: moving takes nothing, recomputation much, so copies are added where they may."""
+    trace = chain_step(6, dur_ns=200_000)
+    planner = LeastTime(Setting.of(graph_of(trace)))
+    budget = planner.setting.keep_all_bytes - SIZE
+    start = Choice((), (storage_of(trace, "a1"), storage_of(trace, "a2")))
+    found = {moving: Exchange(planner, planner.orders, budget, 200, moving=moving) for moving in (True, False)}
+    choices = {moving: exchange.improved(start) for moving, exchange in found.items()}
+    assert choices[True].moved
+    assert not choices[False].moved
+    assert len(choices[False].again) < len(start.again)
+
+
 @settings(max_examples=15, deadline=None)
 @given(layers=st.integers(3, 8), dur_ns=st.sampled_from((1_000, 60_000)), share=st.floats(0.1, 0.9))
 def test_changes_keep_every_budget_and_make_no_plan_slower(layers: int, dur_ns: int, share: float) -> None:

@@ -9,6 +9,9 @@ lowers the estimate within the budget stays:
 3. it stays, and a cheaper one is recomputed for it;
 4. a moved storage stays, or is recomputed;
 5. a kept one moves, and a recomputed one stays for it.
+
+Changes that add no copies are also tried alone. What a plan loses to its copies is estimated less well than what it
+recomputes, memsets that wait for them not at all.
 """
 
 from __future__ import annotations
@@ -56,11 +59,14 @@ class _Change:
 
 
 class Exchange:
-    """Changes of choices within one budget, with a limited number of estimates."""
+    """Changes of choices within one budget, with a limited number of estimates; copies are added only if `moving`."""
 
-    def __init__(self, planner: LeastTime, orders: Orders, budget_bytes: int, estimates: int) -> None:
+    def __init__(
+        self, planner: LeastTime, orders: Orders, budget_bytes: int, estimates: int, *, moving: bool = True
+    ) -> None:
         self.planner, self.orders = planner, orders
         self.budget_bytes = budget_bytes
+        self.moving = moving
         self.left = estimates
         lost, link = 1 / copies.sm_rate(planner.setting.graph.hardware.copies, 1) - 1, planner.link
         self._lost_ns_per_byte = lost * (1 / link.out_bytes_per_ns + 1 / link.back_bytes_per_ns)
@@ -68,11 +74,14 @@ class Exchange:
 
     def improved(self, choice: Choice) -> Choice:
         """Return the choice after all changes that lower its estimate."""
+        kinds = [self._more, self._stays, self._for_a_cheaper_one, self._instead_of_moving]
+        if self.moving:
+            kinds.append(self._moves)
         now_ns = self.estimate_ns(choice)
         before = None
         while choice != before:
             before = choice
-            for changes in (self._more, self._stays, self._for_a_cheaper_one, self._instead_of_moving, self._moves):
+            for changes in kinds:
                 if changes == self._more and now_ns < inf:
                     continue
                 for change in list(changes(choice)):
@@ -119,7 +128,8 @@ class Exchange:
     def _stays(self, choice: Choice) -> Iterator[_Change]:
         for storage in self._dearest(choice):
             yield _Change(storage)
-            yield _Change(storage, move=storage)
+            if self.moving:
+                yield _Change(storage, move=storage)
 
     def _for_a_cheaper_one(self, choice: Choice) -> Iterator[_Change]:
         acted = {*choice.again, *choice.moved}

@@ -16,8 +16,8 @@ Source: this project. The rules:
 5. *Choice.* For several shares of rule 2 and limits of rule 3, the fewest storages that keep the budget are found by
    bisection on the allocator's simulation; the engine's simulated step time decides among all plans. Of the winner,
    recomputations are taken back one by one where the budget still holds.
-6. *Changes.* Of the fastest of rules 2 and 3, and of rule 4, single storages change as long as an estimate falls
-   (`gpusim.memplan.policies.exchange`).
+6. *Changes.* Of the fastest of rules 2 and 3, and of rule 4, single storages change as long as an estimate falls, also
+   without new copies, and from there on with them (`gpusim.memplan.policies.exchange`).
 7. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place; or
    the backward pass has OLLA's order, where that saves memory.
 
@@ -311,10 +311,14 @@ class LeastTime:
             if self.least_peak.peak_bytes > budget_bytes:
                 raise PlanError(self.shortfall(budget_bytes))
             return self.least_peak.plan
-        fastest = sorted(planned, key=self.time_ns)
+        fastest = sorted(planned, key=lambda each: (self.time_ns(each), each.choice is None))
         starts = () if quick else dict.fromkeys((*self._starts(own, IMPROVED), *self._starts(others, IMPROVED_OTHERS)))
         better = [self._improved(each, budget_bytes) for each in starts]
-        return self._trimmed(min([fastest[0], *better], key=self.time_ns), budget_bytes).plan
+        without_copies = sorted((each for each in starts if not each.plan.offloads), key=self.time_ns)
+        few = max(1, len(without_copies) * self._estimates // MOST_ESTIMATES)
+        staying = [self._improved(each, budget_bytes, moving=False) for each in without_copies[:few]]
+        moving = [self._improved(each, budget_bytes) for each in dict.fromkeys(staying) if each not in starts]
+        return self._trimmed(min([fastest[0], *better, *staying, *moving], key=self.time_ns), budget_bytes).plan
 
     def _starts(self, planned: Sequence[_Planned], count: int) -> list[_Planned]:
         """Return the fastest of these plans from which single changes are tried, of different choices."""
@@ -322,17 +326,17 @@ class LeastTime:
         grouped = {each.choice: each for each in fastest if each.choice is not None and not each.choice.apart}
         return list(grouped.values())[:count]
 
-    def _improved(self, planned: _Planned, budget_bytes: int) -> _Planned:
-        """Return a plan after changes of single storages, or the plan itself where that is faster.
+    def _improved(self, planned: _Planned, budget_bytes: int, *, moving: bool = True) -> _Planned:
+        """Return a plan after changes of single storages, or the plan itself where that is faster; without
+        `moving`, no copies are added.
 
         The estimate's budget follows what the allocator's simulation says of the first changes.
         """
         assert planned.choice is not None
         orders = next(each for each in self.all_orders if each.kept == planned.choice.kept)
-        estimates = min(MOST_ESTIMATES, ESTIMATED_OPS // len(self.order))
         best, choice, target = planned, planned.choice, planned.target_bytes
         for _ in range(ROUNDS):
-            choice = Exchange(self, orders, target, estimates).improved(choice)
+            choice = Exchange(self, orders, target, self._estimates, moving=moving).improved(choice)
             changed = self.planned(choice, target)
             left = budget_bytes - changed.peak_bytes
             if left < 0:
@@ -343,6 +347,11 @@ class LeastTime:
                 break
             target += left - round(LEAST_LEFT * budget_bytes)
         return best
+
+    @property
+    def _estimates(self) -> int:
+        """Most estimates in a round of changes."""
+        return min(MOST_ESTIMATES, ESTIMATED_OPS // len(self.order))
 
     def time_ns(self, planned: _Planned) -> int:
         """Return the simulated step time, in ns."""
