@@ -16,6 +16,7 @@ from gpusim.layerwise.image_rules import IMAGE, of_image
 from gpusim.layerwise.layers import ALL, SAME, Extents, Need
 from gpusim.layerwise.norm_rules import normalisation
 from gpusim.layerwise.rule import Inputs, Needs, Rule, parameters_of, second_factor, tensors_in
+from gpusim.layerwise.table_rules import embedding
 
 
 def rule_of(
@@ -53,7 +54,7 @@ def rule_of(
     if rule is None and (name in (*rules.POINTWISE, *rules.BATCH_NORMS) or rules.same_elements(trace, op, name)):
         rule = _pointwise(trace, name, inputs, shape)
     if rule is None and name == "embedding":
-        rule = _embedding(frames, shape)
+        rule = embedding(frames, shape)
     if rule is None and ends and not shape and name in rules.TOTALS:
         rule = _total(first)
     if rule is None and name in rules.LOSSES:
@@ -181,15 +182,6 @@ def _total(first: Frame | None) -> Rule | None:
     if first is None or not any("n" in first.letters(dimension) for dimension in range(len(first.rows))):
         return None
     return Rule("loss", "n", None, prod(first.extents))
-
-
-def _embedding(frames: Sequence[Frame | None], shape: Sequence[int]) -> Rule | None:
-    """Return the rule of a lookup of table rows: the frame of the indices, with features."""
-    frame = frames[-1]
-    if frame is None or len(shape) != len(frame.rows) + 1:
-        return None
-    rows = Frame((*frame.rows, (("c", shape[-1]),)))
-    return Rule("embedding", "nch", rows, prod(shape), ((SAME, ALL, SAME, SAME),))
 
 
 def _by_sample(trace: Trace, op: Op, name: str, inputs: Inputs, batch: int) -> Rule | None:

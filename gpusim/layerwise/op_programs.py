@@ -16,10 +16,11 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.attention_programs import attention
 from gpusim.layerwise.frames import Frame
 from gpusim.layerwise.image_programs import convolution, pool, upsampling
-from gpusim.layerwise.layers import BATCH, DIMS, Input, Layer, LayerOp, pointwise
+from gpusim.layerwise.layers import DIMS, Input, Layer, LayerOp, pointwise
 from gpusim.layerwise.norm_programs import normalisation
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 from gpusim.layerwise.rule import parameters_of, tensors_in
+from gpusim.layerwise.table_programs import embedding
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
@@ -62,7 +63,7 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
     if layer.kind in ("layer_norm", "rms_norm", "group_norm"):
         return normalisation(operands, layer)
     if layer.kind == "embedding":
-        return _embedding(operands, layer)
+        return embedding(operands, layer)
     if layer.kind == "attention":
         return attention(operands, layer)
     if layer.kind in ("by_sample", "other"):
@@ -156,19 +157,6 @@ def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
     if len(op.args) > _NORM_EPSILON and op.args[_NORM_TRAINING] is True:
         return (LayerOp("batch_norm", {"epsilon": float(op.args[_NORM_EPSILON])}),)
     raise CannotRunError("its BatchNorm uses running statistics")
-
-
-def _embedding(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
-    """Rows of a table of parameters, which the batch chooses."""
-    op, trace = operands.op, operands.trace
-    table, chosen = tensors_in(op.args[0]), tensors_in(op.args[1])
-    if not parameters_of(trace, table[0]) or chosen[0] not in operands.inputs or layer.inputs[0].source != BATCH:
-        raise CannotRunError("its table is no parameter, or a layer chooses its rows")
-    padding, *other = (*op.args[2:], -1) if len(op.args) < 3 else op.args[2:]
-    if len(operands.inputs[chosen[0]][1].rows) != 2 or padding != -1 or any(other):
-        raise CannotRunError("nothing runs its embedding with these arguments")
-    rows, features = trace.tensors[table[0]].shape
-    return (LayerOp("embedding", {"table": (rows, features)}),)
 
 
 def _loss(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
