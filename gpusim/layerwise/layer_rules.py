@@ -16,7 +16,7 @@ from gpusim.layerwise.image_rules import IMAGE, of_image
 from gpusim.layerwise.layers import ALL, SAME, Extents, Need
 from gpusim.layerwise.norm_rules import normalisation
 from gpusim.layerwise.rule import Inputs, Needs, Rule, parameters_of, second_factor, tensors_in
-from gpusim.layerwise.table_rules import embedding
+from gpusim.layerwise.table_rules import embedding, embedding_bag
 
 
 def rule_of(
@@ -55,6 +55,8 @@ def rule_of(
         rule = _pointwise(trace, name, inputs, shape)
     if rule is None and name == "embedding":
         rule = embedding(frames, shape)
+    if rule is None and name in rules.BAGS:
+        rule = embedding_bag(trace, op, inputs, shape)
     if rule is None and ends and not shape and name in rules.TOTALS:
         rule = _total(first)
     if rule is None and name in rules.LOSSES:

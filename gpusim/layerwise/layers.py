@@ -31,7 +31,7 @@ BATCH: Final = -1
 #: Kinds of layers whose channels have their own weights, which a split of channels splits.
 WITH_CHANNEL_WEIGHTS: Final = ("convolution", "linear")
 #: Kinds of operations with one weight.
-WITH_WEIGHT: Final = ("convolution", "transposed_convolution", "linear", "embedding")
+WITH_WEIGHT: Final = ("convolution", "transposed_convolution", "linear", "embedding", "embedding_bag")
 #: Kinds of operations that normalise, with a weight and a bias for each channel unless `parameters` says which.
 NORMS: Final = ("batch_norm", "layer_norm", "rms_norm", "group_norm")
 #: Kinds of operations that only lay out their input differently.

@@ -20,7 +20,7 @@ from gpusim.layerwise.layers import DIMS, Input, Layer, LayerOp, pointwise
 from gpusim.layerwise.norm_programs import normalisation
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
 from gpusim.layerwise.rule import parameters_of, tensors_in
-from gpusim.layerwise.table_programs import embedding
+from gpusim.layerwise.table_programs import embedding, embedding_bag
 
 _NORM_TRAINING, _NORM_EPSILON = 5, 7
 _LOSS_WEIGHT, _LOSS_REDUCTION = 2, 3
@@ -64,8 +64,12 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return normalisation(operands, layer)
     if layer.kind == "embedding":
         return embedding(operands, layer)
+    if layer.kind == "embedding_bag":
+        return embedding_bag(operands, layer)
     if layer.kind == "attention":
         return attention(operands, layer)
+    if name in rules.BAGS:
+        raise CannotRunError("its bags do not have as many rows for each sample")
     if layer.kind in ("by_sample", "other"):
         return _laid_out(operands, frame)
     if layer.kind == name:

@@ -53,7 +53,7 @@ POINTWISE: Final = names(
 BY_SAMPLE: Final = names(
     "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
     "upsample_nearest2d constant_pad_nd stack cat tril triu max min amax amin argmax argmin any all prod logsumexp "
-    "std var var_mean flip roll glu _embedding_bag"
+    "std var var_mean flip roll glu"
 )
 #: Place of the argument that names an operator's dimensions, and its default; None: it works on all.
 _DIMENSIONS_AT: Final[dict[str, tuple[int, int | None]]] = {
@@ -64,6 +64,8 @@ _DIMENSIONS_AT: Final[dict[str, tuple[int, int | None]]] = {
     "glu": (1, -1),
     "roll": (2, None),
 }
+#: Sums, means ... of several rows of a table.
+BAGS: Final = names("_embedding_bag _embedding_bag_forward_only")
 #: Operators that take only the type of their tensor; with a size of their own.
 CREATIONS: Final = names("new_zeros new_ones new_full new_empty")
 #: Operators whose result has the dimensions of their input, if it has its shape.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from math import prod
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from gpusim.errors import OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise.batch import Data, make_data
+from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
@@ -51,9 +54,15 @@ SPLITS = {
     "transposed_odd": "nchw",
     "transposed_with_gaps": "ncw",
     "transposed_groups": "nhw",
+    "bag_of_sums": "nc",
+    "bag_of_means": "nc",
+    "bag_of_maxima": "nc",
+    "bag_with_padding": "nc",
+    "rows": "nc",
+    "columns": "nc",
 }
 #: Those with parts between two others, or with weights that are split.
-FOUR = ["group_norm", "instance_norm_with_weights", "upsampled_thrice", "transposed", "transposed_odd"]
+FOUR = ["group_norm", "instance_norm_with_weights", "upsampled_thrice", "transposed", "transposed_odd", "bag_of_means"]
 
 
 def captured(name: str) -> Trace:
@@ -82,7 +91,7 @@ def set_parameters(model: torch.nn.Module, trace: Trace, graph: LayerGraph) -> d
 def inputs_of(like: torch.Tensor, data: Data) -> torch.Tensor:
     """Return the batch in the shape with which a network was captured."""
     if not like.is_floating_point():
-        return data.inputs.reshape(like.shape[0] and (data.inputs.shape[0], *like.shape[1:])).long()
+        return data.inputs.reshape(like.shape).long()
     return data.inputs if like.ndim == 4 else data.inputs.squeeze(3).transpose(1, 2)
 
 
@@ -125,3 +134,13 @@ def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str],
         assert answer["splits"] == answer["possible_splits"] > 5, file
         assert answer["unequal"] == [], file
         assert answer["worst"] < 1e-9, file
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("bags_of_other_lengths", "layer 'table' cannot be run: its bags do not have as many rows for each sample")],
+)
+def test_a_kind_of_layer_that_nothing_runs_is_named_with_its_reason(name: str, line: str) -> None:
+    (layer, *_) = [layer for layer in layers_of(captured(name)).layers if not layer.ops]
+    with pytest.raises(OptionError, match=re.escape(line)):
+        check_layer(layer, CPU)

@@ -74,3 +74,57 @@ transposed_with_more_rows = _image(lambda: nn.ConvTranspose2d(8, 8, 3, stride=2,
 transposed_odd = _image(lambda: nn.ConvTranspose2d(8, 6, (5, 3), stride=(3, 1), padding=(2, 0)), 6)
 transposed_with_gaps = _image(lambda: nn.ConvTranspose2d(8, 8, (2, 3), stride=3))
 transposed_groups = _image(lambda: nn.ConvTranspose2d(8, 8, 2, stride=2, groups=2))
+
+
+class _Rows(nn.Module):
+    """Rows of a table, or of several."""
+
+    def __init__(self, table: nn.Module, features: int = 8) -> None:
+        super().__init__()
+        self.table, self.last = table, nn.Linear(features, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.relu(self.table(x)))
+
+
+class _Columns(nn.Module):
+    """A table for each column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.Embedding(10 + number, 8) for number in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([each(x[:, number]) for number, each in enumerate(self.each)], 1)
+
+
+def _bag(mode: str, padding: int | None = None) -> Callable[[int], Made]:
+    table = nn.EmbeddingBag(10, 8, mode=mode, padding_idx=padding)
+    return lambda batch: (_Rows(table), torch.randint(0, 10, (batch, 4)))
+
+
+bag_of_sums, bag_of_means, bag_of_maxima, bag_with_padding = _bag("sum"), _bag("mean"), _bag("max"), _bag("sum", 0)
+
+
+def rows(batch: int) -> Made:
+    return _Rows(nn.Embedding(10, 8, padding_idx=1)), torch.randint(0, 10, (batch,))
+
+
+def columns(batch: int) -> Made:
+    return _Rows(_Columns(), 24), torch.randint(0, 10, (batch, 3))
+
+
+class _OtherBags(nn.Module):
+    """Offsets that are a constant: nothing says how long bags are."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.table, self.last = nn.EmbeddingBag(10, 8, mode="sum"), nn.Linear(8, 5)
+        self.register_buffer("offsets", torch.arange(0, 4 * batch, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table(x.flatten(), self.offsets))
+
+
+def bags_of_other_lengths(batch: int) -> Made:
+    return _OtherBags(batch), torch.randint(0, 10, (batch, 4))

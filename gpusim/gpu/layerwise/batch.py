@@ -6,23 +6,24 @@ from dataclasses import dataclass
 
 import torch
 
-from gpusim.errors import OptionError
 from gpusim.layerwise.layers import BATCH, LayerGraph
 
 
 def make_inputs(graph: LayerGraph, generator: torch.Generator) -> torch.Tensor:
-    """Make the input of the whole batch in single precision: random numbers, or rows of a table that looks them up.
-
-    Raises `OptionError` for an input that is both.
-    """
+    """Make the input of the whole batch in single precision: random numbers, and rows of tables that look them up."""
     users = [(layer, edge) for layer in graph.layers for edge in layer.inputs if edge.source == BATCH]
     extents = [max(a + b for a, b in zip(*each, strict=True)) for each in _by_dimension(graph)]
-    tables = [op.options["table"][0] for layer, _ in users for op in layer.ops[:1] if op.kind == "embedding"]
+    tables = [(edge, op.options["table"][0]) for layer, edge in users for op in layer.ops[:1] if "table" in op.options]
     if not tables:
         return torch.randn(extents, generator=generator, dtype=torch.float32)
-    if len(tables) < len(users):
-        raise OptionError(f"the batch of '{graph.name}' is rows of a table and something else")
-    return torch.randint(0, min(tables), extents, generator=generator).float()
+    rows = torch.randint(0, min(size for _, size in tables), extents, generator=generator).float()
+    if len(tables) == len(users):
+        return rows
+    made = torch.randn(extents, generator=generator, dtype=torch.float32)
+    for edge, _ in tables:
+        box = tuple(slice(low, low + size) for low, size in zip(edge.origin, edge.extents, strict=True))
+        made[box] = rows[box]
+    return made
 
 
 def _by_dimension(graph: LayerGraph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -100,7 +100,7 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
             named["weight"] = Parameter((layer.output[1],), 0.1, 1.0)
         if "bias" in of_norm or op.kind == "channel_bias":
             named["bias"] = Parameter((layer.output[1],), 0.1)
-        if op.kind == "embedding":
+        if op.kind in ("embedding", "embedding_bag"):
             named["weight"] = Parameter(op.options["table"], 1.0, channels_at=1)
         for trace, tensor in own_parameters(op):
             shape = trace.tensors[tensor].shape
@@ -218,7 +218,11 @@ def _run(
     if kind in ("with_number", "with_fixed"):
         return with_fixed(op, first, named, where.box(layer))
     if kind == "embedding":
-        return functional.embedding(first[:, 0, :, 0].long(), named["weight"]).transpose(1, 2)[..., None]
+        found = functional.embedding(first[:, 0, :, 0].long(), named["weight"], options.get("padding"))
+        return found.transpose(1, 2)[..., None]
+    if kind == "embedding_bag":
+        chosen, mode, padding = first[:, 0, :, 0].long(), options["mode"], options["padding"]
+        return functional.embedding_bag(chosen, named["weight"], mode=mode, padding_idx=padding)[:, :, None, None]
     if kind == "identity":
         return first
     if kind == "scale":
