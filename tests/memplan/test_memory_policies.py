@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.layers import Layers, kind_of
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.capuchin import capuchin
 from gpusim.memplan.policies.checkpoint import cuts
 from gpusim.memplan.policies.registry import MEMORY_POLICIES, memory_policy_by_name
 from gpusim.memplan.policies.torch_budget import BUCKETS, knapsack
@@ -354,3 +356,11 @@ def test_storages_of_a_chain_are_saved_in_order() -> None:
 def test_arguments_that_make_no_sense_are_named(argument: str, value: object) -> None:
     with pytest.raises(OptionError, match=argument):
         gpusim.memory(chain_step(4), **{argument: value})  # type: ignore[arg-type]
+
+
+def test_capuchin_goes_no_further_once_recomputation_takes_too_long() -> None:
+    """Ops of 100 ns, so no copy hides: 18 run again within 7 of 14 tensors, 10 where the first ones are too much."""
+    setting = setting_of(chain_step(12, dur_ns=100), 7 * SIZE)
+    ops = [sum(len(redo.ops) for redo in capuchin(setting, most_ns).redos) for most_ns in (math.inf, 1.0)]
+    assert ops == [18, 10]
+    assert capuchin(setting, math.inf) == capuchin(setting)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections.abc import Sequence
 
 from gpusim.memplan.plan import MemoryPlan
@@ -28,8 +29,8 @@ from gpusim.memplan.policies.base import Setting, layer_ends
 from gpusim.memplan.times import OpTimes, first_needs, last_forward_places, place_copies
 
 
-def capuchin(setting: Setting) -> MemoryPlan:
-    """Swap first, then recompute, as much as the budget requires."""
+def capuchin(setting: Setting, most_again_ns: float = math.inf) -> MemoryPlan:
+    """Swap first, then recompute, as much as the budget requires; no further once that takes `most_again_ns`."""
     storages, budget = setting.storages, setting.budget_or_half
     swapped = swaps(setting, setting.keep_all_bytes - budget)
     order = by_msps(setting, swapped)
@@ -45,6 +46,8 @@ def capuchin(setting: Setting) -> MemoryPlan:
         peak = setting.peak_bytes(plan)
         if peak < least:
             best, least = plan, peak
+        if sum(setting.graph.solo_ns[op] for redo in plan.redos for op in redo.ops) >= most_again_ns:
+            break
     return best
 
 

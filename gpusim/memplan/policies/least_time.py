@@ -249,7 +249,7 @@ class LeastTime:
         with copies placed by rule 2.
         """
         setting = replace(self.setting, budget_bytes=budget_bytes)
-        plans = [self._pinned(plan) for plan in published.within(setting)]
+        plans = [self._pinned(plan) for plan in published.within(setting, most_ns - self.evaluator.keep_all_ns)]
         quick = [
             (plan, peak_bytes)
             for plan, peak_bytes in [*((plan, setting.peak_bytes(plan)) for plan in plans), *self._unchanging]

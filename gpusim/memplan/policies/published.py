@@ -40,9 +40,9 @@ def unchanging(setting: Setting) -> Iterator[MemoryPlan]:
     yield from (least, from_last_use(setting.storages, least))
 
 
-def within(setting: Setting) -> Iterator[MemoryPlan]:
-    """Yield the plans that depend on the budget."""
-    yield capuchin(setting)
+def within(setting: Setting, most_again_ns: float) -> Iterator[MemoryPlan]:
+    """Yield the plans that depend on the budget; of no interest is what takes `most_again_ns` to recompute."""
+    yield capuchin(setting, most_again_ns)
     for share in CACHE_SHARES:
         try:
             plan = superneurons_release(replace(setting, budget_bytes=int(share * setting.budget_or_half)))
