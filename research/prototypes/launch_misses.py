@@ -5,6 +5,9 @@
 A graph has a chain of small kernels between two stamps, and after it a kernel that touches some memory. The chain
 touches none itself: what its time grows by with that memory are launches whose data the L2 cache has lost since the
 replay before. `spin` kernels count cycles, `add` kernels add a few numbers, `mixed` takes turns of eight kernels.
+
+`idle` has turns of a kernel that touches some memory and a spin kernel that waits for it, on the same stream or on one
+of 1 or 7 others, which is idle meanwhile. What a turn takes longer than on one stream are two changes of stream.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ SIZES_MIB = (0, 8, 16, 24, 28, 30, 32, 34, 36, 38, 40, 42, 44, 48, 52, 56, 60, 6
 CHAIN, REPLAYS, UNUSED = 120, 40, 8
 SPIN_CYCLES = 1500
 STREAMS = (1, 2, 4, 8)
+TURNS, OTHERS = 28, (0, 1, 7)
 
 Call = Callable[[], object]
 
@@ -97,6 +101,14 @@ def main() -> None:
                     key = f"{name}, {kind}, {streams} streams"
                     result["ns"][key] = times
                     print(key, {size: round(ns) for size, ns in times.items()}, flush=True)
+        for others in OTHERS:
+            turns = [lane for other in lanes[1 : 1 + others] for lane in (lanes[0], other)] or lanes[:1]
+            times = {}
+            for size in SIZES_MIB[1:]:
+                calls = [partial(memory[: size * MIB // 4].add_, 1.0), partial(torch.cuda._sleep, SPIN_CYCLES)] * TURNS
+                times[str(size)] = chain_ns(stamps, calls, [], turns) / TURNS
+            result["ns"][f"idle, {others} others"] = times
+            print(f"idle, {others} others", {size: round(ns) for size, ns in times.items()}, flush=True)
     Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
