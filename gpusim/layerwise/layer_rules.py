@@ -32,7 +32,7 @@ def rule_of(
 ) -> Rule:
     """Return the rule of an operator with a result of this shape.
 
-    Without `whole`, inputs lack every other element. With `ends`, a number as result is part of the step's loss.
+    Without `whole`, inputs lack every other element. With `ends`, the result is part of the step's loss.
     """
     frames = [frame for _, frame in inputs]
     first = frames[0]
@@ -59,7 +59,7 @@ def rule_of(
         rule = embedding_bag(trace, op, inputs, shape)
     if rule is None and ends and not shape and name in rules.TOTALS:
         rule = _total(first)
-    if rule is None and name in rules.LOSSES:
+    if rule is None and name in rules.LOSSES and (ends or name != "_log_softmax"):
         rule = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
     if rule is None:
         rule = _by_sample(trace, op, name, inputs, batch)

@@ -32,7 +32,7 @@ FUNCTIONS: Final = rules.POINTWISE - rules.names(
 ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill")
 #: Operators that are run on tensors laid out as they were traced, each sample by itself.
 LAID_OUT: Final = FUNCTIONS | rules.names(
-    "_softmax _safe_softmax bmm mean sum cat stack roll flip constant_pad_nd cumsum amax amin all any "
+    "_softmax _safe_softmax _log_softmax bmm mean sum cat stack roll flip constant_pad_nd cumsum amax amin all any "
     "prod logsumexp std var tril triu glu mm addmm"
 )
 

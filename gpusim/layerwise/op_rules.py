@@ -51,7 +51,7 @@ POINTWISE: Final = names(
 )
 #: These treat samples separately if they work on dimensions other than the first; no other split is known.
 BY_SAMPLE: Final = names(
-    "_softmax _safe_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
+    "_softmax _safe_softmax _log_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
     "upsample_nearest2d constant_pad_nd stack cat tril triu max min amax amin argmax argmin any all prod logsumexp "
     "std var var_mean flip roll glu"
 )
@@ -60,7 +60,7 @@ _DIMENSIONS_AT: Final[dict[str, tuple[int, int | None]]] = {
     **dict.fromkeys(
         names("mean sum prod amax amin argmax argmin any all max min std var var_mean logsumexp flip"), (1, None)
     ),
-    **dict.fromkeys(names("_softmax _safe_softmax cumsum cat stack"), (1, 0)),
+    **dict.fromkeys(names("_softmax _safe_softmax _log_softmax cumsum cat stack"), (1, 0)),
     "glu": (1, -1),
     "roll": (2, None),
 }
@@ -69,9 +69,11 @@ BAGS: Final = names("_embedding_bag _embedding_bag_forward_only")
 #: Operators that take only the type of their tensor; with a size of their own.
 CREATIONS: Final = names("new_zeros new_ones new_full new_empty")
 #: Operators whose result has the dimensions of their input, if it has its shape.
-KEEPING: Final = POINTWISE | names("_softmax _safe_softmax cumsum tril triu flip roll constant_pad_nd")
+KEEPING: Final = POINTWISE | names("_softmax _safe_softmax _log_softmax cumsum tril triu flip roll constant_pad_nd")
 #: Operators that end a step: they average over samples, which parts of the batch can do separately.
 LOSSES: Final = names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
+#: Those of the logarithms of probabilities.
+OF_CLASSES: Final = names("nll_loss_forward nll_loss2d_forward")
 #: Operators on all elements that end a step, too: losses of the user's own.
 TOTALS: Final = names("mean sum")
 

@@ -41,7 +41,8 @@ class Readers:
         for op in reversed(trace.ops):
             if op.phase == "forward":
                 made = [t for t in (*op.outputs, *op.writes) if t is not None]
-                if any(trace.tensors[t].shape for t in made) or not self._beyond.isdisjoint(made):
+                of_classes = rules.base_name(op) in rules.OF_CLASSES  # one of each sample is a loss, too
+                if (any(trace.tensors[t].shape for t in made) and not of_classes) or not self._beyond.isdisjoint(made):
                     self._beyond.update(tensors_in(op.args) + tensors_in(op.kwargs))
 
     def of(self, tensor: int) -> int:
@@ -49,7 +50,7 @@ class Readers:
         return self._most[self._root.get(tensor, tensor)]
 
     def ends_as_number(self, tensor: int) -> bool:
-        """Whether a number is part of the step's loss: the forward pass makes nothing of it but other numbers."""
+        """Whether a result is part of the step's loss: the forward pass makes nothing of it but numbers."""
         return tensor not in self._beyond
 
 

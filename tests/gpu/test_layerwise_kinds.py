@@ -54,6 +54,7 @@ SPLITS = {
     "transposed_odd": "nchw",
     "transposed_with_gaps": "ncw",
     "transposed_groups": "nhw",
+    "log_softmax": "n",
     "bag_of_sums": "nc",
     "bag_of_means": "nc",
     "bag_of_maxima": "nc",

@@ -128,3 +128,6 @@ class _OtherBags(nn.Module):
 
 def bags_of_other_lengths(batch: int) -> Made:
     return _OtherBags(batch), torch.randint(0, 10, (batch, 4))
+
+
+log_softmax = _image(lambda: nn.LogSoftmax(1))
