@@ -265,13 +265,20 @@ class _Reader:
             self.added |= self.sums[producer] - {producer}
             alone = len(self.sums[producer]) == sum(map(len, parts))
             return alone and not op.kwargs and all(map(self._is_loss, self.sums[producer]))
-        program = loss_program(op, name)
+        program = () if name == "add" and not op.kwargs and self._adds_zero(op) else loss_program(op, name)
         if program is None or producer in self.added:
             return False
         for part in self.sums.get(producer, {producer}):
             layer = self.drafts[part].layer
             self.drafts[part].layer = replace(layer, ops=(*layer.ops, *program))
         return True
+
+    def _adds_zero(self, op: Op) -> bool:
+        """Whether an operator adds a new zero to a loss, as Python's sum does with its start."""
+        others = {t for t in tensors_in(op.args) if t in self.values and self.values[t].layer is None}
+        zeros = {t for each in self.trace.ops if each.target == "aten.zeros.default" for t in each.outputs}
+        changed = {t for each in self.trace.ops for t in each.writes if each.target != "aten.zeros.default"}
+        return len(op.args) == 2 and len(others) == 1 and others <= zeros - changed
 
     def _add(self, index: int, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> None:
         frame, layer = self._layer(op, name, from_layers)
