@@ -8,6 +8,7 @@ import gc
 import sys
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,10 @@ _NEVER_CALLED: Final = frozenset(
         *("__class_getitem__", "__subclasshook__", "__setattr__", "__delattr__", "__post_init__"),
     }
 )
+#: Stands among the names of code that reads a place in a container by a computed key, such as a loop's.
+COMPUTED_KEY: Final = "[...]"
+#: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
+_NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Methods that torch calls.
 _TORCHS: Final = frozenset(("forward", "backward", "setup_context"))
 
@@ -74,6 +79,11 @@ def options_of(kind: Any) -> frozenset[str]:
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Return the names that code uses, functions within it included, and its texts: keys of dicts."""
     names = set(code.co_names)
+    instructions = list(dis.get_instructions(code))
+    for before, one in pairwise(instructions):
+        reads = one.opname == "BINARY_SUBSCR" or (one.opname == "BINARY_OP" and one.argrepr == "[]")
+        if reads and before.opname not in _NOT_COMPUTED:
+            names.add(COMPUTED_KEY)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)

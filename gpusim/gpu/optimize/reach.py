@@ -12,7 +12,17 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.user_step import MOST_PARTS
-from gpusim.gpu.optimize.names import cells, globals_of, is_special, is_torchs, is_users, methods, names_of, options_of
+from gpusim.gpu.optimize.names import (
+    COMPUTED_KEY,
+    cells,
+    globals_of,
+    is_special,
+    is_torchs,
+    is_users,
+    methods,
+    names_of,
+    options_of,
+)
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -21,8 +31,8 @@ _LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
 _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
 #: Depth of the search: an attribute of a module is 1, an attribute of that 2.
 DEEPEST: Final = 8
-#: With these methods code reads all values of a dict.
-_ALL_OF_DICT: Final = frozenset(("items", "values"))
+#: With these code may read all values of a dict.
+_ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 #: Types whose instances hold values, and attributes only in classes of the user's that inherit from them.
 _HOLDERS: Final = (dict, list, tuple, set, deque, types.FunctionType, functools.partial)
@@ -104,7 +114,9 @@ class Reach:
             yield from ((f"{name}[{place}]", part) for place, part in enumerate(value))
         else:
             held = self.attributes(value)
-            yield from ((joined(name, key), held[key]) for key in self.read_of(value, held) if key in held)
+            whole = isinstance(value, dict) and self.reads_whole(held)
+            read = held if whole else self.read_of(value, held)
+            yield from ((joined(name, key), held[key]) for key in read if key in held)
             yield from ((joined(name, key), getattr(value, key, None)) for key in self.slots_of(value))
         held = self.beside(value)
         yield from ((joined(name, key), held[key]) for key in held if key in self.names)

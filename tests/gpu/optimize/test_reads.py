@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.reads import Reads
 from tests.support.optimizing import batches, captures, close, fast, net
 
 Change = Callable[[Any], Any]
@@ -318,3 +319,50 @@ def test_a_model_that_asks_is_not_captured_twice() -> None:
         close(step(x), model(x))
     step(x)
     assert made == []
+
+
+class Weighted(nn.Module):
+    """Reads a dict by the keys of a loop, one of which its text names, and another dict by a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: dict[str, Any] = {"cls": 1.0, "box": [1.0]}
+        self.state = {"scale": 1.0, "step": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in ("cls", "mask"):
+            if name in self.weights:
+                x = x * self.weights[name]
+        return x * self.state["scale"]
+
+
+class Constant(nn.Module):
+    """Reads only constant keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.state = {"cls": 1.0}, {"scale": 1.0, "step": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0] * self.weights["cls"] * self.state["scale"]
+
+
+def test_a_dict_read_by_computed_keys_is_compared_whole() -> None:
+    for change in (
+        lambda model: model.weights.__setitem__("other", 3.0),
+        lambda model: model.weights["box"].__setitem__(0, 3.0),
+    ):
+        model = Weighted()
+        reads = Reads((model,), model.modules())
+        assert reads.changed() is None
+        change(model)
+        assert reads.changed() is not None
+
+
+def test_a_count_beside_a_constant_key_is_no_change() -> None:
+    model = Constant()
+    reads = Reads((model,), model.modules())
+    model.state["step"] += 1
+    assert reads.changed() is None
+    model.state["scale"] = 2.0
+    assert reads.changed() is not None
