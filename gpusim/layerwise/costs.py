@@ -28,7 +28,7 @@ from gpusim.layerwise.gathers import gathered_along, in_one_piece
 from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
 from gpusim.layerwise.made_up import copy_ns
 from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
-from gpusim.layerwise.shares import Share, busiest_share, weight_elements
+from gpusim.layerwise.shares import Share, busiest_share, frozen_elements, weight_elements
 from gpusim.notebook import ShortRepr
 from gpusim.units import MIB
 
@@ -84,7 +84,14 @@ class Problem(ShortRepr):
 def _shape_key(layer: Layer) -> object:
     """Key of all properties of a layer that its costs depend on."""
     inputs = tuple((edge.extents, edge.needs, edge.origin) for edge in layer.inputs)
-    sizes = (layer.weight_elements, layer.statistics, layer.flops, layer.element_bytes, len(layer.ops))
+    sizes = (
+        layer.weight_elements,
+        layer.frozen_elements,
+        layer.statistics,
+        layer.flops,
+        layer.element_bytes,
+        len(layer.ops),
+    )
     return layer.kind, layer.output, inputs, layer.splits, layer.channel_unit, sizes, layer.input_gradient
 
 
@@ -295,7 +302,7 @@ def layer_memory(problem: Problem, index: int, config: Config) -> int:
     A redistribution's result counts in addition to the source's, as far as it exceeds an even part of it.
     """
     layer, share = problem.graph.layers[index], problem.share(index, config)
-    weights = weight_elements(layer, share) * (WEIGHT_COPIES if problem.training else 1)
+    weights = weight_elements(layer, share) * (WEIGHT_COPIES if problem.training else 1) + frozen_elements(layer, share)
     kept = layer.kept_elements / config.parts if problem.training else 0.0
     brought = lacking_elements(problem, index, config)
     return round((weights + max(kept, prod(share.output)) + brought) * layer.element_bytes)

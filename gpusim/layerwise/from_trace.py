@@ -76,7 +76,12 @@ def layers_of(trace: Trace) -> LayerGraph:
         raise OptionError(f"'{trace.name}' was imported ({kind}) and has no tensors: layers need a captured step")
     drafts = _Reader(trace).drafts
     _assign_backward(trace, drafts)
-    weights = weight_elements([draft.regions for draft in drafts])
+    frozen = _frozen(trace)
+    weights = weight_elements([{each for each in draft.regions if each[0] not in frozen} for draft in drafts])
+    fixed = weight_elements([{each for each in draft.regions if each[0] in frozen} for draft in drafts])
+    for draft in drafts:
+        if not draft.obstacle and any(each[0] in frozen for each in draft.regions):
+            draft.obstacle = "its weights are not trained"
     for draft, other in zip(drafts, shared_with([draft.regions for draft in drafts]), strict=True):
         if other is not None and not draft.obstacle:
             draft.obstacle = f"it uses the weights of layer '{drafts[other].layer.name}'"
@@ -86,6 +91,7 @@ def layers_of(trace: Trace) -> LayerGraph:
             forward=tuple(draft.forward),
             backward=tuple(draft.backward),
             weight_elements=weights[number],
+            frozen_elements=fixed[number],
             ops=() if draft.obstacle else draft.layer.ops,
             obstacle=draft.obstacle,
         )
@@ -95,6 +101,15 @@ def layers_of(trace: Trace) -> LayerGraph:
     graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
     check_graph(graph)
     return graph
+
+
+def _frozen(trace: Trace) -> set[int]:
+    """Return the storages of parameters that a training step's optimizer leaves as they are; none without one."""
+    updates = [op for op in trace.ops if op.phase == "optimizer"]
+    if not updates:
+        return set()
+    written = {trace.tensors[tensor].storage for op in updates for tensor in op.writes}
+    return {each.storage for each in trace.tensors if each.role == "parameter" and each.storage not in written}
 
 
 def _reason(name: str, error: Exception) -> str:

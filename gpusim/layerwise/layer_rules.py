@@ -59,7 +59,8 @@ def rule_of(
         rule = embedding_bag(trace, op, inputs, shape)
     if rule is None and ends and not shape and name in rules.TOTALS:
         rule = _total(first)
-    if rule is None and name in rules.LOSSES and (ends or name != "_log_softmax"):
+    mixes = rules.touches_samples(op, name, len(trace.tensors[inputs[0][0]].shape))
+    if rule is None and name in rules.LOSSES and not mixes and (ends or name != "_log_softmax"):
         rule = Rule("loss", "n", by_rank(shape, batch) if shape else None, prod(shape))
     if rule is None:
         rule = _by_sample(trace, op, name, inputs, batch)

@@ -120,7 +120,7 @@ def pointwise(function: str, *arguments: Input | float | str | None, **words: fl
 class Layer(ShortRepr):
     """One layer: an operation and the pointwise ones behind it, which are split alike.
 
-    Sizes are those of the whole graph's batch. `weight_elements` and `statistics` are split with the channels.
+    Sizes are those of the whole graph's batch. Weights and `statistics` are split with the channels.
     """
 
     name: str
@@ -136,6 +136,8 @@ class Layer(ShortRepr):
     channel_unit: int = 1
     """Channels that stay together: those of a head or group."""
     weight_elements: int = 0
+    frozen_elements: int = 0
+    """Elements of weights that the step does not train: their gradients are neither computed nor summed."""
     statistics: int = 0
     """Elements of statistics over the batch (BatchNorm: a mean and a variance for each channel)."""
     flops: int = 0

@@ -57,7 +57,7 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
     if layer.kind == "batch_norm":
         return _batch_norm(op)
     if layer.kind == "loss" and name == "_log_softmax":
-        return _loss(op, layer)
+        return _loss(operands, layer)
     if layer.kind == "loss" and name in rules.TOTALS and not op.kwargs:
         return (LayerOp("total", {"mean": name == "mean"}),)
     if layer.kind in ("layer_norm", "rms_norm", "group_norm"):
@@ -163,8 +163,11 @@ def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
     raise CannotRunError("its BatchNorm uses running statistics")
 
 
-def _loss(op: Op, layer: Layer) -> tuple[LayerOp, ...]:
-    if layer.inputs[0].extents != layer.output or int(op.args[1]) not in (1, -1 if layer.output[2:] == (1, 1) else 1):
+def _loss(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
+    _, frame = operands.inputs[tensors_in(operands.op.args[0])[0]]
+    dimension = int(operands.op.args[1]) % max(1, len(frame.rows))
+    by_channels = frame.letters(0) == "n" and frame.letters(dimension) == "c"
+    if layer.inputs[0].extents != layer.output or not by_channels:
         raise CannotRunError("its classes are not the channels")
     return (LayerOp("loss"),)
 

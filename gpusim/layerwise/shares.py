@@ -83,7 +83,7 @@ def _length(need: Need, low: int, high: int, extent: int, output_extent: int) ->
 def forward_work(layer: Layer, share: Share) -> PassWork:
     """Work of the forward pass: inputs and weights are read once, outputs written once."""
     part = prod(share.output) / prod(layer.output)
-    weights = layer.weight_elements * share.output[1] / layer.output[1]
+    weights = (layer.weight_elements + layer.frozen_elements) * share.output[1] / layer.output[1]
     moved = share.input_elements + weights + prod(share.output)
     return PassWork(layer.flops * part, moved * layer.element_bytes)
 
@@ -94,12 +94,17 @@ def backward_work(layer: Layer, share: Share) -> PassWork:
     Inputs and outputs are read and the gradients of both are read or written; weights are read, their gradient written.
     """
     part = prod(share.output) / prod(layer.output)
-    weights = layer.weight_elements * share.output[1] / layer.output[1]
+    weights = (2 * layer.weight_elements + layer.frozen_elements) * share.output[1] / layer.output[1]
     passes = int(layer.input_gradient) + (layer.weight_elements > 0)
-    moved = 2 * share.input_elements + 2 * weights + 2 * prod(share.output)
+    moved = 2 * share.input_elements + weights + 2 * prod(share.output)
     return PassWork(layer.flops * part * max(1, passes), moved * layer.element_bytes)
 
 
 def weight_elements(layer: Layer, share: Share) -> int:
-    """Return the number of weights in the share: those of its channels."""
+    """Return the number of trained weights in the share: those of its channels."""
     return -(-layer.weight_elements * share.output[1] // layer.output[1])
+
+
+def frozen_elements(layer: Layer, share: Share) -> int:
+    """Return the number of weights in the share that the step does not train."""
+    return -(-layer.frozen_elements * share.output[1] // layer.output[1])

@@ -20,7 +20,10 @@ from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
+from gpusim.gpu.layerwise.rank import Rank
+from gpusim.gpu.layerwise.transport import Alone
 from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.configs import Config
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.trace.store import write_trace
 from tests.support import pointwise_models
@@ -32,8 +35,8 @@ NETWORKS = ("pointwise", "by_sample", "pairs")
 AMBIGUOUS = {"max", "min", "equal", "frexp"}
 
 
-def captured(name: str) -> Trace:
-    options = CaptureOptions(spec=f"{pointwise_models.__file__}:{name}", mode="train", batch=2)
+def captured(name: str, batch: int = 2) -> Trace:
+    options = CaptureOptions(spec=f"{pointwise_models.__file__}:{name}", mode="train", batch=batch)
     return capture_estimated(options, load_hardware("h200"), lambda _: None)
 
 
@@ -115,3 +118,31 @@ def test_arguments_that_torch_refuses_are_one_line() -> None:
     with pytest.raises(OptionError, match=r"layer 'two' cannot be run: its clamp failed: .*any schema") as caught:
         run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("frozen", "layer 'one' cannot be run: its weights are not trained"),
+        ("transposed", "cannot be run: its classes are not the channels"),
+        ("over_samples", "cannot be run"),
+    ],
+)
+def test_a_step_with_other_gradients_or_classes_is_refused(name: str, line: str) -> None:
+    graph = layers_of(captured(name, 4))
+    data = make_data(graph, 0, torch.float64, CPU)
+    with pytest.raises(OptionError, match=line):
+        Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU).step(data)
+
+
+def test_weights_that_are_not_trained_have_no_gradients_to_sum() -> None:
+    one, *_ = layers_of(captured("frozen")).layers
+    assert (one.weight_elements, one.frozen_elements) == (0, 6 * 8 + 8)
+    graph = layers_of(captured("frozen"))
+    (last,) = (layer for layer in graph.layers if layer.name == "last")
+    assert (last.weight_elements, last.frozen_elements) == (8 * 4 + 4, 0)
+
+
+def test_a_softmax_over_samples_is_not_split_by_samples() -> None:
+    (softmax,) = (layer for layer in layers_of(captured("over_samples")).layers if "softmax" in layer.name)
+    assert (softmax.kind, softmax.splits) == ("other", "")

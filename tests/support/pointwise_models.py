@@ -80,3 +80,29 @@ class Centred(nn.Module):
 
 def centred(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return Centred(), torch.randn(batch, 6)
+
+
+class Asked(nn.Module):
+    """Two layers and a function between them that is asked for."""
+
+    def __init__(self, between: object) -> None:
+        super().__init__()
+        self.one, self.last, self.between = nn.Linear(6, 8), nn.Linear(8, 4), between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.between(self.one(x)))  # type: ignore[operator]
+
+
+def frozen(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    model = Asked(torch.relu)
+    model.one.requires_grad_(False)
+    return model, torch.randn(batch, 6)
+
+
+def transposed(batch: int) -> tuple[nn.Module, torch.Tensor, object]:
+    classes = torch.arange(4)
+    return Asked(torch.relu), torch.randn(4, 6), lambda y: functional.cross_entropy(y.t(), classes.to(y.device))
+
+
+def over_samples(batch: int) -> tuple[nn.Module, torch.Tensor, object]:
+    return Asked(torch.relu), torch.randn(batch, 6), lambda y: -functional.log_softmax(y, 0).mean()
