@@ -166,7 +166,7 @@ def _batch_norm(op: Op) -> tuple[LayerOp, ...]:
 def _loss(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
     _, frame = operands.inputs[tensors_in(operands.op.args[0])[0]]
     dimension = int(operands.op.args[1]) % max(1, len(frame.rows))
-    by_channels = frame.letters(0) == "n" and frame.letters(dimension) == "c"
+    by_channels = "n" in frame.letters(0) and frame.letters(dimension) == "c"
     if layer.inputs[0].extents != layer.output or not by_channels:
         raise CannotRunError("its classes are not the channels")
     return (LayerOp("loss"),)
