@@ -61,13 +61,11 @@ def _placed(layer: Layer, config: Config, mesh: tuple[int, ...], gpus: int) -> P
     if cannot:
         return Placed(layer.name, layer.path, (), (), cannot)
     if config.replicated or config.parts == 1:
-        return Placed(
-            layer.name, layer.path, everywhere, everywhere if layer.weight_elements or layer.frozen_elements else (), ""
-        )
+        return Placed(layer.name, layer.path, everywhere, everywhere if layer.has_weights else (), "")
     letters = _letters(config, mesh)
     output = tuple(f"Shard({_TENSOR_DIMS[letter]})" for letter in letters)
     weights = tuple("Shard(0)" if letter == "c" else "Replicate()" for letter in letters)
-    return Placed(layer.name, layer.path, output, weights if layer.weight_elements or layer.frozen_elements else (), "")
+    return Placed(layer.name, layer.path, output, weights if layer.has_weights else (), "")
 
 
 def _letters(config: Config, mesh: tuple[int, ...]) -> list[str]:

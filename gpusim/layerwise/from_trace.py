@@ -33,7 +33,7 @@ from gpusim.units import clause
 #: Most layers without a rule that a note names.
 _NAMED: Final = 5
 #: Errors from arguments that a captured operator does not have.
-_MALFORMED: Final = (IndexError, KeyError, TypeError, ValueError)
+_MALFORMED: Final = (ArithmeticError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,18 @@ def _frozen(trace: Trace) -> set[int]:
     return {each.storage for each in trace.tensors if each.role == "parameter" and each.storage not in written}
 
 
+def _lasting_zeros(trace: Trace) -> set[int]:
+    """Return the new tensors of zeros that no op changes."""
+    zeros: set[int] = set()
+    changed: set[int] = set()
+    for op in trace.ops:
+        if op.target == "aten.zeros.default":
+            zeros.update(tensor for tensor in op.outputs if tensor is not None)
+        else:
+            changed.update(op.writes)
+    return zeros - changed
+
+
 def _reason(name: str, error: Exception) -> str:
     """Return why an operator cannot be run."""
     return str(error) if isinstance(error, CannotRunError) else f"its {name} has arguments of another operator"
@@ -146,6 +158,7 @@ class _Reader:
                 integers = tensor.dtype.startswith("int")
                 self.values[index] = _Value(BATCH, of_input(tensor.shape, self.batch, integers))
         self._readers = Readers(trace)
+        self._zeros = _lasting_zeros(trace)
         for index, op in enumerate(trace.ops):
             if op.phase != "forward":
                 continue
@@ -291,9 +304,7 @@ class _Reader:
     def _adds_zero(self, op: Op) -> bool:
         """Whether an operator adds a new zero to a loss, as Python's sum does with its start."""
         others = {t for t in tensors_in(op.args) if t in self.values and self.values[t].layer is None}
-        zeros = {t for each in self.trace.ops if each.target == "aten.zeros.default" for t in each.outputs}
-        changed = {t for each in self.trace.ops for t in each.writes if each.target != "aten.zeros.default"}
-        return len(op.args) == 2 and len(others) == 1 and others <= zeros - changed
+        return len(op.args) == 2 and len(others) == 1 and others <= self._zeros
 
     def _add(self, index: int, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> None:
         frame, layer = self._layer(op, name, from_layers)

@@ -159,6 +159,11 @@ class Layer(ShortRepr):
     """Ops of the trace in its backward pass."""
 
     @property
+    def has_weights(self) -> bool:
+        """Whether it has weights, trained or not."""
+        return self.weight_elements + self.frozen_elements > 0
+
+    @property
     def product(self) -> int | None:
         """Index of the operation that begins a layer with a product with weights, whose gradients nothing before needs:
         they can be computed after the input's. None if there is none.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,6 @@ from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
 from gpusim.gpu.layerwise.batch import Data, make_data
-from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
 from gpusim.layerwise.from_trace import layers_of
@@ -27,7 +23,7 @@ from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.rule import parameters_of as parameters_at
 from gpusim.trace.store import write_trace
 from tests.support import attention_models
-from tests.support.layer_networks import ROOT
+from tests.support.layer_networks import check_on_ranks
 
 CPU = torch.device("cpu")
 SEED = 5
@@ -113,22 +109,10 @@ def torchs_loss(model: torch.nn.Module, data: Data) -> torch.Tensor:
     return functional.cross_entropy(scores, data.targets)
 
 
-def started(gpus: int, files: list[Path]) -> dict[str, Any]:
-    words = [str(file) for file in files]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
-        return json.loads(launch(gpus, "tests.support.rank", words, timeout_s=300))  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(("gpus", "names"), [(2, NETWORKS), (4, FOUR)])
 def test_captured_attention_is_equal_under_every_split(gpus: int, names: list[str], traces: dict[str, Path]) -> None:
     """Samples, heads, queries, and every GPU for itself: each configuration of each layer is in at least one plan."""
-    found = started(gpus, [traces[name] for name in names])
-    assert len(found) == len(names)
-    for file, answer in found.items():
-        assert answer["splits"] == answer["possible_splits"] > 12, file
-        assert answer["unequal"] == [], file
-        assert answer["worst"] < 1e-9, file
+    check_on_ranks(gpus, [traces[name] for name in names], splits=12)
 
 
 def test_queries_keys_and_values_are_parts_of_a_fused_projection(traces: dict[str, Path]) -> None:

@@ -5,12 +5,11 @@ A kind of layer that is not split is named, with a reason where nothing runs it.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from math import prod
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch.nn import functional
@@ -22,7 +21,6 @@ from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.laid_out import check_layer
-from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
 from gpusim.layerwise.from_trace import layers_of
@@ -30,7 +28,7 @@ from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.rule import parameters_of as parameters_at
 from gpusim.trace.store import write_trace
 from tests.support import kind_models
-from tests.support.layer_networks import ROOT
+from tests.support.layer_networks import check_on_ranks
 
 CPU = torch.device("cpu")
 SEED = 5
@@ -129,14 +127,7 @@ def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str],
     files = [tmp_path / f"{name}.json.gz" for name in names]
     for name, file in zip(names, files, strict=True):
         write_trace(captured(name), file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
-        answers = json.loads(launch(gpus, "tests.support.rank", [str(file) for file in files], timeout_s=300))
-    assert len(answers) == len(files)
-    for file, answer in answers.items():
-        assert answer["splits"] == answer["possible_splits"] > 5, file
-        assert answer["unequal"] == [], file
-        assert answer["worst"] < 1e-9, file
+    check_on_ranks(gpus, files, splits=5)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +138,14 @@ def test_a_kind_of_layer_that_nothing_runs_is_named_with_its_reason(name: str, l
     (layer, *_) = [layer for layer in layers_of(captured(name)).layers if not layer.ops]
     with pytest.raises(OptionError, match=re.escape(line)):
         check_layer(layer, CPU)
+
+
+def test_a_stride_of_zero_is_refused_with_its_place() -> None:
+    trace = captured("transposed")
+    place = next(index for index, op in enumerate(trace.ops) if op.target.startswith("aten.convolution") and op.args[6])
+    args = list(trace.ops[place].args)
+    args[3] = [0, 0]
+    ops = list(trace.ops)
+    ops[place] = msgspec.structs.replace(trace.ops[place], args=tuple(args))
+    with pytest.raises(OptionError, match=rf"\$.ops\[{place}\]: aten.convolution.default has arguments of another"):
+        layers_of(msgspec.structs.replace(trace, ops=tuple(ops)))

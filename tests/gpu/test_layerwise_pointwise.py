@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import msgspec
@@ -17,7 +15,6 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise.batch import make_data
-from gpusim.gpu.layerwise.launch import launch
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
 from gpusim.gpu.layerwise.rank import Rank
@@ -27,7 +24,7 @@ from gpusim.layerwise.configs import Config
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.trace.store import write_trace
 from tests.support import pointwise_models
-from tests.support.layer_networks import ROOT
+from tests.support.layer_networks import check_on_ranks
 
 CPU = torch.device("cpu")
 NETWORKS = ("pointwise", "by_sample", "pairs")
@@ -91,14 +88,7 @@ def test_a_network_is_equal_under_every_split(gpus: int, tmp_path: Path) -> None
     files = [tmp_path / f"{name}.json.gz" for name in NETWORKS]
     for name, file in zip(NETWORKS, files, strict=True):
         write_trace(captured(name), file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
-        answers = json.loads(launch(gpus, "tests.support.rank", [str(file) for file in files], timeout_s=300))
-    assert len(answers) == len(files)
-    for file, answer in answers.items():
-        assert answer["splits"] == answer["possible_splits"] > 5, file
-        assert answer["unequal"] == [], file
-        assert answer["worst"] < 1e-9, file
+    check_on_ranks(gpus, files, splits=5)
 
 
 def test_a_mean_that_layers_need_is_no_loss() -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.network_builder import NetworkBuilder
@@ -20,6 +25,24 @@ def tables() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def check_on_ranks(gpus: int, traces: Sequence[Path], splits: int) -> None:
+    """Require of captured steps on ranks loss and gradients of one device, under more splits of layers than `splits`.
+
+    Each split of each layer is in a plan.
+    """
+    from gpusim.gpu.layerwise.launch import launch
+
+    words = [str(trace) for trace in traces]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        answers = json.loads(launch(gpus, "tests.support.rank", words, timeout_s=300))
+    assert len(answers) == len(traces)
+    for file, answer in answers.items():
+        assert answer["splits"] == answer["possible_splits"] > splits, file
+        assert answer["unequal"] == [], file
+        assert answer["worst"] < 1e-9, file
 
 
 def small_cnn(batch: int) -> LayerGraph:
