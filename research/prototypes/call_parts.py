@@ -6,9 +6,10 @@ Reads the rows of a results file and the log of the runs that wrote them, which 
 percent of the measured call; a positive one takes longer than predicted. Without a log only the whole error is known.
 
 - graph: median of the trial, less the prediction.
-- round: at the begin of a round of calls the GPU waits for the host, at most for the host's time of one call. Newer
+- round: at the begin of a round of calls the GPU waits for the host, at most for the host's time of one call. Some
   logs have the time of a call in long rounds, too: what a call takes longer in short ones.
-- ways: a whole call on the GPU alone, less its graph and its copies; newer logs only.
+- ways: a whole call on the GPU alone, less its graph and its copies; newer logs only. The newest have the same of the
+  sequential graph, which could predict it.
 - rest: what is left.
 """
 
@@ -34,7 +35,8 @@ SHARES = (1.0, 0.95, 0.9, 0.85)
 NUMBER = r"([\d.]+)"
 PARTS = re.compile(
     rf"the graph {NUMBER} us \(predicted {NUMBER}, on the GPU alone {NUMBER}, its launch on the host {NUMBER}\), "
-    rf"copies around it {NUMBER}, the host {NUMBER}(?:, the whole call on the GPU alone {NUMBER})?"
+    rf"copies around it {NUMBER}(?: \({NUMBER} around the sequential graph\))?, the host {NUMBER}"
+    rf"(?:, the whole call on the GPU alone {NUMBER})?"
 )
 ROUNDS = re.compile(rf"a call alone takes {NUMBER} us(?:, {NUMBER} in long rounds)?")
 
@@ -53,6 +55,7 @@ class Call:
     around: float = 0.0
     host: float = 0.0
     ways: float = 0.0
+    ways_predicted: float = 0.0
     longer_in_short_rounds: float | None = None
 
     @property
@@ -84,7 +87,7 @@ def calls(results: Path, log: Path) -> Iterator[Call]:
         found, rounds = PARTS.search(line), ROUNDS.search(line)
         if found is None or rounds is None:
             continue
-        graph, predicted, alone, _, around, host, whole = (float(each or 0) for each in found.groups())
+        graph, predicted, alone, _, around, sequential, host, whole = (float(each or 0) for each in found.groups())
         parts.setdefault(trace, []).append(
             {
                 "graph": graph,
@@ -92,6 +95,7 @@ def calls(results: Path, log: Path) -> Iterator[Call]:
                 "around": around,
                 "host": host,
                 "ways": whole - alone - around if whole else 0.0,
+                "ways_predicted": sequential - around if sequential else 0.0,
                 "longer_in_short_rounds": float(rounds[1]) - float(rounds[2]) if rounds[2] else None,
             }
         )
@@ -140,6 +144,9 @@ def main() -> None:
     print(f"as predicted, of {len(known)}: {summary(_errors([row.predicted for row in known], known))}")
     print(f"with the graph of the trial: {summary(_errors(graphs, known))}")
     print(f"and the begin of rounds: {summary(_errors(rounds, known))}")
+    if any(row.ways_predicted for row in known):
+        ways_too = [each + row.ways_predicted for each, row in zip(rounds, known, strict=True)]
+        print(f"and the ways of the sequential graph: {summary(_errors(ways_too, known))}")
     for share in SHARES:
         print(f"{share:4.0%} of the saving: {summary(_errors([row.with_share(share) for row in rows], rows))}")
 

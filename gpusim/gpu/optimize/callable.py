@@ -54,6 +54,8 @@ class Gain:
     """Whether some regions of the step run Inductor's kernels and others ATen's calls."""
     around_ns: int = 0
     """GPU time of a call outside the graph, in ns, measured around an empty one: copies of inputs and results."""
+    around_sequential_ns: int = 0
+    """The same, measured around the sequential graph of the same kernels; 0 where a cache has the schedule."""
     host_ns: int = 0
     """Host time of a call, in ns."""
     device_ns: int = 0

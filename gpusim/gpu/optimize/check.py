@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gpusim.errors import ReplayError
@@ -11,7 +12,7 @@ from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.device import precision
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Candidate
-from gpusim.gpu.optimize.executors import Executor, restored
+from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
@@ -24,6 +25,7 @@ class Costs:
     """Parts of a call's time in ns, as in `Gain`."""
 
     around_ns: int
+    around_sequential_ns: int
     host_ns: int
     device_ns: int
     call_device_ns: int
@@ -53,10 +55,11 @@ class Checker:
         rates: LearningRates,
         ranked: Sequence[Candidate],
         kept: frozenset[int],
+        sequential: Sequence[Candidate] = (),
     ) -> Checked:
         """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none.
 
-        `captured` is the step as ATen calls, on the same tensors.
+        `captured` is the step as ATen calls, on the same tensors. `sequential` has the sequential graph of each front.
         """
         self.say("verifying")
         problem: ReplayError | None = None
@@ -86,13 +89,15 @@ class Checker:
                         problem = problem or cause
                         self.say(f"left out: {cause}")
                         continue
-                    costs = self._costs(variant, captured, candidate.streams)
+                    alone = [each.ready for each in sequential if each.captured is candidate.captured]
+                    costs = self._costs(variant, captured, candidate.streams, alone)
             return Checked(variant, candidate, checked.worst, costs)
         assert problem is not None
         raise problem
 
-    def _costs(self, variant: Variant, captured: Captured, streams: int) -> Costs:
-        """Measure the parts of a call. The state advances."""
+    def _costs(self, variant: Variant, captured: Captured, streams: int, alone: Sequence[Ready]) -> Costs:
+        """Measure the parts of a call. The state advances. `alone` has the sequential graph, if any."""
+        device_ns = self.executor.device_ns
         tensors = [tensor.clone() for tensor in captured.inputs]
 
         def call() -> Any:  # with the checks of a call, which take the host's time too
@@ -102,9 +107,12 @@ class Checker:
 
         return Costs(
             around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams),
+            around_sequential_ns=sum(
+                device_ns(partial(variant.around, ready.run, tensors)) - device_ns(ready.run) for ready in alone
+            ),
             host_ns=self.executor.host_ns(call),
-            device_ns=self.executor.device_ns(variant.ready.run),
-            call_device_ns=self.executor.device_ns(call),
+            device_ns=device_ns(variant.ready.run),
+            call_device_ns=device_ns(call),
             launch_ns=self.executor.host_ns(variant.ready.run),
         )
 

@@ -115,7 +115,8 @@ class StepMaker:
             with self.say.stage("trial"):
                 ranked = in_turns([each.ranked for each in tried], self.executor)
             with self.say.stage("check"):
-                verified = self.checker.verified(step, captured, rates, ranked, kept)
+                sequential = [each.sequential for each in tried]
+                verified = self.checker.verified(step, captured, rates, ranked, kept, sequential)
         for each in (captured, *fronts, *(mine.captured for mine in mixed)):
             each.drop_copies()
         chosen = verified.candidate
@@ -137,9 +138,10 @@ class StepMaker:
             captured.trace, facts, front.trace, made.style, chosen.schedule, chosen.plan, measured, self.say, as_kernels
         )
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
-        sequential = front.sequential
         without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem
-        return self._gained(verified, eager_ns, sequential.time_ns, sequential.predicted_ns, decided_by, without)
+        return self._gained(
+            verified, eager_ns, front.sequential.time_ns, front.sequential.predicted_ns, decided_by, without
+        )
 
     def _timed_eager(self, step: UserStep, roots: Sequence[Any]) -> int:
         """Return the time of the user's own step in ns. Raises `CaptureError` where it does what a captured one cannot,

@@ -29,10 +29,9 @@ from gpusim.gpu.optimize.garbage import no_collection
 from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
 from gpusim.gpu.replay.timing import median_interval
 
-#: Rounds in which contenders take turns, and the length of each contender's part of a round, in ms.
-ROUNDS, ROUND_MS = 15, 30.0
-#: Length of a round in which the GPU's wait for the host's first call hardly counts, in ms.
-LONG_ROUND_MS: Final = 300.0
+#: Rounds in which contenders take turns, and the length of each contender's part of a round, in ms: long enough that
+#: the GPU's wait for the host's first call hardly counts (`research/2026-11-26-call-parts.md`).
+ROUNDS, ROUND_MS = 15, 150.0
 #: Number of peers in a case's first row, and rounds of a row that lacks peers.
 FIRST_PEERS, FIRST_ROUNDS = 2, 5
 BATCHES: Final = 2
@@ -126,8 +125,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
     assert gain is not None
     contenders = {"optimize": Contender(fast, model)}
     batches = batches_of(step)
-    short, long = (alone_ns(fast, batches, round_ms) for round_ms in (ROUND_MS, LONG_ROUND_MS))
-    say(f"a call alone takes {short / 1e3:.1f} us, {long / 1e3:.1f} in long rounds; {said(gain)}")
+    say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us; {said(gain)}")
     gpu = gpu_facts(lambda: fast(*tensors_of(step)))
     deviations: dict[str, float] = {}
     for stage in stages(asked):
@@ -267,9 +265,9 @@ def errors_of_the_gpu() -> Iterator[None]:
         raise GpuError(f"{str(cause).splitlines()[0]}; this process cannot use the GPU any more") from cause
 
 
-def alone_ns(call: Call, batches: Sequence[tuple[Any, ...]], round_ms: float = ROUND_MS) -> int:
+def alone_ns(call: Call, batches: Sequence[tuple[Any, ...]]) -> int:
     """Return the wall time of one call, timed without others in turns."""
-    return times_in_turns({"": call}, batches, rounds=3, round_ms=round_ms)[""].median_ns
+    return times_in_turns({"": call}, batches, rounds=3)[""].median_ns
 
 
 def said(gain: Gain) -> str:
@@ -277,8 +275,8 @@ def said(gain: Gain) -> str:
     return (
         f"the graph {gain.optimized_ns / 1e3:.1f} us (predicted {gain.predicted_ns / 1e3:.1f}, on the GPU alone "
         f"{gain.device_ns / 1e3:.1f}, its launch on the host {gain.launch_ns / 1e3:.1f}), copies around it "
-        f"{gain.around_ns / 1e3:.1f}, the host {gain.host_ns / 1e3:.1f}, the whole call on the GPU alone "
-        f"{gain.call_device_ns / 1e3:.1f}"
+        f"{gain.around_ns / 1e3:.1f} ({gain.around_sequential_ns / 1e3:.1f} around the sequential graph), the host "
+        f"{gain.host_ns / 1e3:.1f}, the whole call on the GPU alone {gain.call_device_ns / 1e3:.1f}"
     )
 
 
