@@ -4,7 +4,8 @@ For each network and batch: the plans `data`, `owt`, `layer` with real collectiv
 of the same network, forward and backward, timed in turns, eager and in CUDA graphs where NCCL allows these. Loss and
 gradients of each plan are compared with one device first. Rank 0 times the shares of layers alone before any step runs;
 predictions rest on them and on curves of collectives, for DistributedDataParallel too. Cases are written to
-`parallel_steps_<gpu>_<date>.json` once each is done; those that a results file in DIR has are left out.
+`parallel_steps_<gpu>_<date>.json` once each is done; those that a results file in DIR has are left out. With exchanges
+of the two kinds they are different cases, and DistributedDataParallel, which has neither, is written once.
 
 `--curves` times collectives among these ranks first and predicts by them. `--direct` exchanges by kernels that read the
 other GPUs' memory, in place of NCCL's.
@@ -280,9 +281,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     short = short_name(torch.cuda.get_device_name() if device.type == "cuda" else "cpu")
     file = options.output / f"parallel_steps_{short}_{today().replace('-', '')}.json"
     done = {
-        (row["network"], row["batch"], row["gpus"])
+        (row["network"], row["batch"], row["gpus"], "exchanges" in row)
         for earlier in options.output.glob(f"parallel_steps_{short}_*.json")
         for row in json.loads(earlier.read_text())["cases"]
+        if row["policy"] != "ddp"
     }
     topology = default_topology(default_hardware(torch.cuda.get_device_name() if device.type == "cuda" else ""))
     topology = load_topology(options.topology) if options.topology else topology
@@ -297,9 +299,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, batches = options.networks.split(","), [int(batch) for batch in options.batches.split(",")]
     names, batches = QUICK if options.quick else (names, batches)
     for name, batch in itertools.product(names, batches):
-        if (name, batch, dist.get_world_size()) in done:
+        step = name, batch, dist.get_world_size()
+        if (*step, options.direct) in done:
             continue
         rows = case(name, batch, kept, device, hosts, topology, options.direct)
+        if (*step, not options.direct) in done:
+            rows = [row for row in rows if row["policy"] != "ddp"]
+        done.add((*step, options.direct))
         if first:
             write_rows(file, rows, device)
             for row in rows:
