@@ -47,8 +47,10 @@ Say = Callable[[str], None]
 #: Time to make a step ready, compilation included, in s. Other styles of Inductor, and other kernels of operators, are
 #: tried only where that still fits.
 LIMIT_S: Final[dict[Mode, float]] = {"infer": 60.0, "train": 150.0}
-#: Time to measure other kernels of one front end's calls, and to try schedules, in s (GoogLeNet, H200).
-VARIANTS_S, TRIALS_S = 12.0, 10.0
+#: Time to measure other kernels of one front end's calls, in s (GoogLeNet, H200).
+VARIANTS_S: Final = 12.0
+#: Time to try schedules and to check the fastest, in s (GoogLeNet, inference 1 and training 8, H200).
+TRIALS_S: Final[dict[Mode, float]] = {"infer": 10.0, "train": 16.0}
 #: Number of front ends and styles to search; and their largest predicted slow-down over the best, before any search.
 SEARCHED, MAY_BE_SLOWER = 2, 1.25
 
@@ -99,7 +101,7 @@ class StepMaker:
         found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
         if found is not None:
             return found
-        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S
+        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S[options.mode]
         hardware, calibrated = self.executor.hardware()
         with compiling_ahead(hardware) as wait_for_engine:
             fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
