@@ -1,24 +1,19 @@
-"""The engines' rules in graph mode: small plans worked out by hand, and properties of any plan."""
+"""The engines' rules in graph mode: small plans worked out by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpusim.bounds.bounds import bounds
 from gpusim.engine.base import Timeline, busy_ns, concurrency
 from gpusim.formats.hardware import Copies, HardwareModel
 from gpusim.formats.trace import HostLink, Trace
 from gpusim.plan.anchor import anchor
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import Buffer, LaunchMode, Plan, Task
+from gpusim.plan.tasks import Buffer, Plan, Task
 from gpusim.rules.anchor import MAX_GAP_NS, MAX_SCALE, MIN_GAP_NS, MIN_SCALE
-from gpusim.rules.copies import MANY_PENDING
 from tests.support.helpers import (
     HALF,
     WAVES,
@@ -26,20 +21,17 @@ from tests.support.helpers import (
     build_graph,
     chain_trace,
     copy,
-    hardware_models,
     lowered,
     make_hardware,
     make_trace,
     memset,
     op,
     plan,
-    plans,
     share,
     task,
-    traces_with_schedules,
     view,
 )
-from tests.support.timelines import ROUNDING_NS, assert_legal, longest_chain_ns, run, spans
+from tests.support.timelines import ROUNDING_NS, run, spans
 
 
 def sequential(trace: Trace, hardware: HardwareModel) -> Timeline:
@@ -352,238 +344,3 @@ def test_busy_time_and_concurrency() -> None:
     timeline = run(plan(task(1000, queue=0), task(500, queue=1)))
     assert busy_ns(timeline.start_ns, timeline.end_ns) == 1000
     assert concurrency(timeline) == 1.5
-
-
-# --- Copies ---
-
-
-@pytest.mark.parametrize(("kind", "expected_ns"), [("h2d", 100 + 1000), ("d2h", 100 + 2000)])
-def test_copy_takes_its_latency_and_its_bytes_over_the_bandwidth(kind: str, expected_ns: int) -> None:
-    hardware = make_hardware(h2d=50, d2h=25, both=75, copy_latency_ns=100)
-    assert run(plan(copy(kind, 50_000)), hardware).makespan_ns == expected_ns
-
-
-def test_copies_of_one_direction_take_turns() -> None:
-    timeline = run(plan(copy("h2d", 5000, queue=0), copy("h2d", 5000, queue=1)), make_hardware(h2d=50))
-    assert spans(timeline) == [(0, 100), (100, 200)]
-
-
-def test_both_directions_at_once_are_independent_where_the_link_carries_both() -> None:
-    timeline = run(plan(copy("h2d", 5000, queue=0), copy("d2h", 5000, queue=1)), make_hardware(both=100))
-    assert spans(timeline) == [(0, 100), (0, 100)]
-
-
-def test_both_directions_at_once_share_a_link_that_cannot() -> None:
-    # 50 + 50 needed, 80 available: each at 40 B/ns. h2d ends at 125; d2h has 5000 of 10000 left and takes 100 more.
-    timeline = run(plan(copy("h2d", 5000, queue=0), copy("d2h", 10_000, queue=1)), make_hardware(both=80))
-    assert spans(timeline) == [(0, 125), (0, 225)]
-
-
-def test_copies_overlap_with_kernels_and_need_no_sm() -> None:
-    timeline = run(plan(task(1000, part=1.0, queue=0), copy("h2d", 5000, queue=1), copy("d2h", 5000, queue=2)))
-    assert spans(timeline) == [(0, 1000), (0, 100), (0, 100)]
-
-
-def test_kernel_waits_for_the_copy_it_needs() -> None:
-    timeline = run(plan(copy("h2d", 5000, queue=1), task(1000, deps=[0])), make_hardware(chain_ns=10))
-    assert spans(timeline)[1] == (110, 1110)
-
-
-def test_kernels_take_longer_beside_copies() -> None:
-    # Copies of 100 ns; a kernel runs at 0.8 of its rate during one direction, at 2 / 3 during both.
-    one = run(plan(task(1000, part=1.0), copy("h2d", 5000, queue=1)), make_hardware(kernel_slowdown=0.25))
-    assert spans(one) == [(0, 1020), (0, 100)]
-    both = plan(task(1000, part=1.0), copy("h2d", 5000, queue=1), copy("d2h", 5000, queue=2))
-    assert spans(run(both, make_hardware(kernel_slowdown=0.25)))[0] == (0, 1033)
-
-
-def test_going_from_a_kernel_to_a_copy_and_on_to_a_kernel_takes_longer_each_way() -> None:
-    tested = plan(task(1000), copy("d2h", 5000, queue=1, deps=[0]), task(500, deps=[1]))
-    assert spans(run(tested, make_hardware(chain_ns=10, switch_ns=70))) == [(0, 1000), (1080, 1180), (1260, 1760)]
-    chain = plan(copy("d2h", 5000, queue=1), copy("d2h", 5000, queue=1))  # no kernel, no switch
-    assert spans(run(chain, make_hardware(chain_ns=10, switch_ns=70))) == [(0, 100), (110, 210)]
-
-
-def test_kernel_waits_longer_for_a_copy_that_ended_long_before() -> None:
-    # The copy ends at 100; the last kernel waits for it and for the kernel that ends at 1000.
-    tested = plan(task(1000), copy("d2h", 5000, queue=1), task(500, deps=[1]))
-    assert spans(run(tested, make_hardware(chain_ns=10, switch_ns=70)))[2] == (1080, 1580)
-
-
-def test_copies_take_longer_beside_kernels() -> None:
-    # 100 bytes per ns alone, 80 beside the kernel: 8,000 bytes in its 100 ns, the other 12,000 in 120 ns.
-    tested = plan(task(100), copy("h2d", 20_000, queue=1))
-    assert spans(run(tested, make_hardware(h2d=100, copy_slowdown=0.25)))[1] == (0, 220)
-
-
-def test_copies_to_the_host_take_longer_with_or_without_kernels() -> None:
-    # 100 bytes per ns alone, 80 in a step.
-    tested = plan(task(100), copy("d2h", 20_000, queue=1))
-    assert spans(run(tested, make_hardware(d2h=100, copy_slowdown=0.25)))[1] == (0, 250)
-
-
-def memset_beside(*kinds: str, small: bool = True) -> tuple[int, int]:
-    """Return start and end of a memset of 100 ns beside copies of 2,000 ns."""
-    memset = task(100, kind="memset", part=0.0, on_copy_engine=small)
-    copies = [copy(kind, 100_000, queue=1 + number) for number, kind in enumerate(kinds)]
-    return spans(run(plan(*copies, memset), make_hardware(memset_d2h_ns=30, memset_h2d_ns=80)))[-1]
-
-
-def test_small_memsets_wait_for_copies() -> None:
-    assert memset_beside() == (0, 100)
-    assert memset_beside("d2h") == (0, 130)
-    assert memset_beside("h2d") == memset_beside("h2d", "d2h") == (0, 180)
-    assert memset_beside("h2d", small=False) == (0, 100)
-
-
-def test_a_memset_that_starts_after_the_copies_does_not_wait() -> None:
-    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, deps=[0])
-    tested = plan(copy("h2d", 5000, queue=1), memset)
-    assert spans(run(tested, make_hardware(memset_h2d_ns=80)))[1] == (100, 200)
-
-
-def memset_with_copies_pending(count: int, mode: LaunchMode = "graph") -> tuple[int, int]:
-    """Return start and end of a memset of 100 ns, of a plan with copies that wait for a kernel of 500 ns."""
-    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, queue=1)
-    copies = [copy("h2d" if number % 2 else "d2h", 100, queue=2, deps=[1]) for number in range(count)]
-    tested = plan(memset, task(500), *copies, mode=mode)
-    return spans(run(tested, make_hardware(memset_d2h_ns=30, memset_h2d_ns=80)))[0]
-
-
-def test_small_memsets_are_slow_while_many_copies_of_their_graph_are_pending() -> None:
-    assert memset_with_copies_pending(MANY_PENDING - 1) == (0, 100)
-    assert memset_with_copies_pending(MANY_PENDING) == (0, 130)
-
-
-def test_a_host_launches_copies_too_late_to_slow_memsets() -> None:
-    start, end = memset_with_copies_pending(MANY_PENDING, mode="stream")
-    assert end - start == 100
-
-
-def test_copies_that_have_started_are_not_pending() -> None:
-    """The first of three copies has ended, the others wait for a kernel of 500 ns."""
-    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, queue=1, deps=[0])
-    later = [copy("h2d", 100, queue=2, deps=[1]) for _ in range(MANY_PENDING - 1)]
-    tested = plan(copy("d2h", 5000, queue=3), task(500), *later, memset)
-    assert spans(run(tested, make_hardware(memset_d2h_ns=30)))[-1] == (100, 200)
-
-
-# --- Properties ---
-
-
-def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
-    """Return all work and all costs in sequence, as if nothing ever overlapped.
-
-    At any time the oldest kernel runs at full speed, DRAM is saturated, a copy runs, or a fixed delay passes.
-    """
-    costs, copies = hardware.graph, hardware.copies
-    total = 0.0
-    for found in tested.tasks:
-        total += found.dur_ns * (1 + 2 * copies.kernel_slowdown) + found.extra_ns + costs.chain_ns + costs.front_end_ns
-        total += copies.switch_ns + max(copies.memset_d2h_ns, copies.memset_h2d_ns)
-        total += costs.fork_ns * len(tested)
-        total += costs.join_ns * (len(found.deps) + 1) + costs.busy_ns + costs.branch_ns
-        total += found.dram_bytes / hardware.memory.dram_bytes_per_ns
-        if found.kind in ("h2d", "d2h"):
-            slowest = min(copies.h2d_bytes_per_ns, copies.d2h_bytes_per_ns)
-            shared = copies.both_bytes_per_ns / (copies.h2d_bytes_per_ns + copies.d2h_bytes_per_ns)
-            alone_ns = (found.copy_bytes + copies.latency_ns * slowest) / (slowest * min(1.0, shared))
-            total += alone_ns * (1 + copies.copy_slowdown)
-    return total
-
-
-@given(plans(), hardware_models())
-def test_any_graph_plan_is_run_legally_between_its_longest_chain_and_everything_in_a_row(
-    tested: Plan, hardware: HardwareModel
-) -> None:
-    timeline = run(tested, hardware)
-    assert_legal(timeline)
-    assert timeline.makespan_ns >= longest_chain_ns(tested) - ROUNDING_NS
-    assert timeline.makespan_ns <= upper_bound_ns(tested, hardware) + ROUNDING_NS
-
-
-@given(plans(), hardware_models())
-def test_front_end_never_starts_two_kernels_too_close(tested: Plan, hardware: HardwareModel) -> None:
-    timeline = run(tested, hardware)
-    kernels = [i for i, found in enumerate(tested.tasks) if found.kind not in ("h2d", "d2h")]
-    starts = sorted(timeline.start_ns[i] for i in kernels)
-    pairs = pairwise(starts)
-    assert all(later - earlier >= hardware.graph.front_end_ns - ROUNDING_NS for earlier, later in pairs)
-
-
-@given(plans(), hardware_models())
-def test_memory_is_never_negative_and_ends_with_what_is_kept(tested: Plan, hardware: HardwareModel) -> None:
-    memory = run(tested, hardware).memory
-    assert memory[-1][1] == tested.kept_bytes
-    assert min(level for _, level in memory) >= 0
-    assert [time for time, _ in memory] == sorted({time for time, _ in memory})
-
-
-@given(plans(max_queues=1), hardware_models())
-def test_doubling_all_durations_never_shortens_a_plan_of_one_queue(tested: Plan, hardware: HardwareModel) -> None:
-    doubled = replace(
-        tested, tasks=tuple(msgspec.structs.replace(found, dur_ns=2 * found.dur_ns) for found in tested.tasks)
-    )
-    assert run(doubled, hardware).makespan_ns >= run(tested, hardware).makespan_ns
-
-
-@given(plans(max_queues=1), st.sampled_from((0.0, 100.0, 405.3)))
-def test_plan_of_one_queue_takes_the_sum_of_its_times_and_gaps(tested: Plan, chain_ns: float) -> None:
-    kernels = tuple(msgspec.structs.replace(found, deps=()) for found in tested.tasks if found.kind == "kernel")
-    expected = sum(found.dur_ns for found in kernels) + chain_ns * max(0, len(kernels) - 1)
-    timeline = run(replace(tested, tasks=kernels, buffers=()), make_hardware(chain_ns=chain_ns, slowdown=0.8))
-    assert timeline.makespan_ns == pytest.approx(expected, abs=ROUNDING_NS)
-
-
-@given(plans(), hardware_models())
-def test_recorded_residency_and_traffic_stay_within_the_gpu(tested: Plan, hardware: HardwareModel) -> None:
-    timeline = run(tested, hardware)
-    assert all(0 <= level <= 1 for _, level in timeline.occupied)
-    limit = hardware.memory.dram_bytes_per_ns * (1 + 1e-9)
-    assert all(0 <= level <= limit for _, level in timeline.bandwidth)
-    for series in (timeline.occupied, timeline.bandwidth):
-        assert [time for time, _ in series] == sorted({time for time, _ in series})
-
-
-@given(traces_with_schedules(), hardware_models())
-def test_no_schedule_is_faster_than_any_bound(
-    case: tuple[Trace, list[int], list[int]], hardware: HardwareModel
-) -> None:
-    trace, order, streams = case
-    graph = OpGraph.build(trace, hardware)
-    makespan_ns = run(lowered(graph, order, streams), graph.hardware).makespan_ns
-    found = bounds(graph)
-    for bound_ns, name in found.named:
-        assert makespan_ns >= bound_ns - ROUNDING_NS, name
-    assert found.largest[0] == max(bound_ns for bound_ns, _ in found.named)
-
-
-def test_critical_path_bound_has_no_delay_before_its_first_task() -> None:
-    fill = replace(op("m"), kernels=(memset(1000),))
-    graph = build_graph(make_trace([fill, op("b", "m", dur_ns=1000)]), make_hardware(memory_node_ns=700, chain_ns=100))
-    assert bounds(graph).critical_path_ns == run(lowered(graph, [0, 1], [0, 0]), graph.hardware).makespan_ns == 2100
-
-
-@given(traces_with_schedules(), hardware_models())
-def test_lowered_schedule_keeps_the_dependencies_between_ops(
-    case: tuple[Trace, list[int], list[int]], hardware: HardwareModel
-) -> None:
-    trace, order, streams = case
-    graph = OpGraph.build(trace, hardware)
-    timeline = run(lowered(graph, order, streams), graph.hardware)
-    assert_legal(timeline)
-    starts: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    for found, start, end in zip(timeline.plan.tasks, timeline.start_ns, timeline.end_ns, strict=True):
-        starts.setdefault(found.op, start)
-        ends[found.op] = end
-    reach: list[int] = []  # by op, its end, and for a view, the end of all its sources
-    for index, before in enumerate(graph.preds):
-        ready = max((reach[p] for p in before), default=0)
-        if index in starts:
-            assert ready <= starts[index]
-            ready = ends[index]
-        reach.append(ready)
-    assert sorted((found.op, found.kernel) for found in timeline.plan.tasks) == [
-        (index, number) for index, tasks in enumerate(graph.tasks) for number in range(len(tasks))
-    ]
