@@ -1,43 +1,37 @@
 """Peaks of replayed memory plans, as simulated, and where the tensor of the newest copy stays to the next copy.
 
-    python research/prototypes/held_copies.py [TRACE ...]
+    python research/prototypes/held_copies.py
 
-Prints a row for each replayed plan of a step that there is a trace of: measured peak less the simulated one, both ways,
-in bytes. TRACE are steps as `gpusim capture --estimate` gives them, for steps whose captured trace is missing. They
-have no workspaces but `WORKSPACES`, so mostly `added` alone says something there: what the copied tensor adds to the
-simulated peak.
+Prints a row for each replayed plan that has a trace: measured peak less the simulated one, both ways, in bytes, and
+what the held tensor adds to the simulated peak. Plans of `MENDED` ran without a held tensor, all others with one.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
-from gpusim.formats.memory_plan import MemoryPlanDocument
-from gpusim.formats.trace import Trace
 from gpusim.memplan.memory import peak_bytes_of, pool_before
 from gpusim.memplan.plan import MemoryPlan, read_memory_plan
 from gpusim.memplan.program import Program, op_streams_of, program_of
 from gpusim.memplan.storages import Storages
 from gpusim.plan.allocator import Block, CachingAllocator
-from gpusim.trace.store import read_trace, structure_hash
+from gpusim.trace.store import read_trace
 from gpusim.validation.again import trace_files
 from gpusim.validation.memory_again import plans_path, read_replayed_plans
 
 ROOT = Path(__file__).parents[2]
-RESULTS = [ROOT / f"validate/results/memory_h200_{date}.json" for date in ("20261123", "20261124", "20261126")]
+RESULTS = ROOT / "validate" / "results"
+MENDED = RESULTS / "memory_h200_20261126.json"
+FILES = [
+    RESULTS / "memory_h200_20261123.json",
+    RESULTS / "memory_h200_20261124.json",
+    ROOT / "research" / "data" / "memory_held_h200_20261126.json",
+    MENDED,
+]
 #: Plans on several streams, each next to its measurement.
 ON_STREAMS = sorted((ROOT / "research" / "data").glob("memory_half_*/*.measured.json"))
-
-#: Steps whose estimate numbers its storages otherwise than its capture did -> a captured step of the same network.
-CAPTURED = {"resnet50-train-b64": "resnet50-train-b16"}
-#: Step -> ops and their workspace, in bytes: what the predicted peak of VGG-16's `least_time` has at the second op
-#: beyond its tensors. The first is the same convolution.
-WORKSPACES = {"vgg16-train-b64": (("convolution_backward_3", "convolution_backward_4"), 213_910_016)}
 
 Held = tuple[CachingAllocator, Block | None]
 
@@ -73,68 +67,23 @@ def peak_with_held_copies(storages: Storages, program: Program) -> int:
     return peak
 
 
-def resized(trace: Trace, other: Trace) -> Trace:
-    """Return a captured step with the sizes of the same network at another batch, without workspaces.
-
-    Captures number storages otherwise than estimates; ops and their results are in the same order.
-    """
-    pairs = [(x, y) for x, y in zip(trace.tensors, other.tensors, strict=False) if x.init is not None]
-    for mine, its in zip(trace.ops, other.ops, strict=True):
-        for x, y in zip(mine.outputs, its.outputs, strict=False):
-            if x is not None and y is not None:
-                pairs.append((trace.tensors[x], other.tensors[y]))
-    size = {x.storage: other.storages[y.storage].bytes for x, y in pairs}
-    storages = [msgspec.structs.replace(s, bytes=size.get(i, 0)) for i, s in enumerate(trace.storages)]
-    ops = [msgspec.structs.replace(op, workspace_bytes=0) for op in trace.ops]
-    return msgspec.structs.replace(trace, storages=tuple(storages), ops=tuple(ops))
-
-
-def with_workspace(trace: Trace, ops: Collection[str], workspace_bytes: int) -> Trace:
-    """Return the step with this workspace for these ops."""
-    replaced = (
-        msgspec.structs.replace(op, workspace_bytes=workspace_bytes) if op.name in ops else op for op in trace.ops
-    )
-    return msgspec.structs.replace(trace, ops=tuple(replaced))
-
-
-class Steps:
-    """Steps by name, each analysed once."""
-
-    def __init__(self, files: dict[str, Path]) -> None:
-        self.files = files
-        self._known: dict[str, Storages] = {}
-
-    def of(self, document: MemoryPlanDocument) -> Storages:
-        """Return the step of a plan."""
-        name = document.trace
-        if name not in self._known:
-            trace = read_trace(self.files[name])
-            if name in CAPTURED and trace.provenance.estimated:
-                trace = resized(read_trace(self.files[CAPTURED[name]]), trace)
-            ops, workspace_bytes = WORKSPACES.get(name, ((), 0))
-            if ops and trace.provenance.estimated:
-                trace = with_workspace(trace, ops, workspace_bytes)
-            self._known[name] = Storages.of(trace)
-        return self._known[name]
-
-
-def rows(files: dict[str, Path]) -> Iterator[tuple[str, Storages, Program, int]]:
+def rows() -> Iterator[tuple[str, Storages, Program, int]]:
     """Yield what names each replayed plan, its step, its program, and its measured peak in bytes."""
-    for results in RESULTS:
-        steps = Steps({**trace_files(results), **files})
+    files = trace_files(MENDED)
+    steps: dict[str, Storages] = {}
+    for results in FILES:
         cases = json.loads(results.read_text(encoding="utf-8"))["cases"]
         for case, replayed in zip(cases, read_replayed_plans(plans_path(results)), strict=True):
-            if case["trace"] not in steps.files:
-                continue
-            storages = steps.of(replayed.plan)
-            document = msgspec.structs.replace(replayed.plan, trace_hash=structure_hash(storages.trace))
-            plan = MemoryPlan.from_document(document, storages.trace)
-            program = program_of(storages, plan, barriers_first=replayed.barriers_first)
-            name = f"{case['trace']} {case['policy']} {case['memory_budget_bytes'] or ''}"
-            yield name, storages, program, case["measured_peak_bytes"]
+            name = case["trace"]
+            if name not in steps:
+                steps[name] = Storages.of(read_trace(files[name]))
+            plan = MemoryPlan.from_document(replayed.plan, steps[name].trace)
+            program = program_of(steps[name], plan, barriers_first=replayed.barriers_first)
+            row = f"{results.stem[-8:]} {name} {case['policy']} {case['memory_budget_bytes'] or ''}"
+            yield row + " mended" * (results == MENDED), steps[name], program, case["measured_peak_bytes"]
     for file in ON_STREAMS:
         name = file.name.removesuffix(".measured.json")
-        trace = read_trace(trace_files(RESULTS[0])[name])
+        trace = read_trace(files[name])
         storages = Storages.of(trace)
         plan = read_memory_plan(file.with_name(f"{name}.json"), trace)
         peak_bytes = json.loads(file.read_text(encoding="utf-8"))["peak_bytes"]
@@ -143,15 +92,14 @@ def rows(files: dict[str, Path]) -> Iterator[tuple[str, Storages, Program, int]]
 
 def main() -> None:
     """Print the rows."""
-    files = {trace.name: Path(name) for name in sys.argv[1:] for trace in (read_trace(Path(name)),)}
-    print(f"{'plan':56} {'measured':>13} {'- simulated':>13} {'- held':>13} {'added':>13}")
-    for name, storages, program, measured_bytes in rows(files):
+    print(f"{'plan':72} {'measured':>13} {'- simulated':>13} {'- held':>13} {'added':>13}")
+    for name, storages, program, measured_bytes in rows():
         before = pool_before(storages).allocated_bytes
         peak = peak_bytes_of(storages, program, before)
         held = before + peak_with_held_copies(storages, program)
         known = sum(map(bool, storages.workspace_bytes))
         print(
-            f"{name:56} {measured_bytes:>13,} {measured_bytes - peak:>13,} {measured_bytes - held:>13,} "
+            f"{name:72} {measured_bytes:>13,} {measured_bytes - peak:>13,} {measured_bytes - held:>13,} "
             f"{held - peak:>13,}  {known} workspaces"
         )
 

@@ -41,5 +41,4 @@ def test_what_recipes_need_and_measured_stays_in_few_files() -> None:
     named = re.compile(r"(?P<recipe>\w+)_h200_\d{8}(\.(schedules|plans)\.json\.gz|(\.pairs)?\.json|\.md)")
     names = [named.fullmatch(path.name) for path in (validate / "results").iterdir() if path.is_file()]
     assert all(names)
-    lost = {"memory_untraced"}  # plans of validate/memory.toml whose traces were not kept
-    assert {name["recipe"] for name in names if name} <= recipes | scripts | lost
+    assert {name["recipe"] for name in names if name} <= recipes | scripts
