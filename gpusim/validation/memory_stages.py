@@ -39,7 +39,7 @@ from gpusim.version import code_version
 SCHEMA: Final = "gpusim-memory-predictions/1"
 SUFFIX: Final = ".memory.predicted.json.gz"
 #: Difference between two measurements of the link that is worth a line, as a share.
-OTHER_LINK: Final = 0.1
+OTHER_LINK: Final = 0.04
 
 
 class PredictedPlan(Document, frozen=True, kw_only=True):

@@ -103,6 +103,7 @@ def reaching(rate: float) -> HostLink:
     [
         (54.0, (), 54.0, 0),  # usual: no other process is asked
         (20.8, (55.0,), 55.0, 1),
+        (52.2, (55.0,), 55.0, 1),
         (20.8, (None, 55.0), 55.0, 2),  # another process without pinned memory
         (20.8, (19.0, 30.0), 30.0, 2),  # really slow here: three processes agree
         (20.8, (19.0, 18.0), 20.8, 2),
