@@ -100,3 +100,20 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return path
+
+
+def write_joined(folder: Path, ids: bool) -> tuple[str, str]:
+    """Write profile and execution trace of a diamond on one stream.
+
+    Operator a makes tensor 1; b and c read it and make 2 and 3; d reads those.
+    """
+    names = ["aten::a", "aten::b", "aten::c", "aten::d"]
+    tensors = [([0], [1]), ([1], [2]), ([1], [3]), ([2, 3], [4])]
+    events = []
+    for number, name in enumerate(names):
+        ts = 10 * number
+        events += [operator(name, ts, 8, number + 40 if ids else None), call("cudaLaunchKernel", ts + 2, 2, number + 1)]
+        events += [kernel(name[-1], ts + 100, 9, 7, number + 1)]
+    nodes = [node(n + 10, names[n], *tensors[n], record=n + 40 if ids else n) for n in range(4)]
+    profile = write_kineto(folder / "k.json", events)
+    return str(profile), str(write_execution_trace(folder / "et.json", nodes))
