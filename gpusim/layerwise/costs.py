@@ -55,6 +55,8 @@ class Problem(ShortRepr):
     """Least size of the buckets in which gradients are summed."""
     direct: bool = False
     """Whether GPUs read each other's memory, so that pieces are not packed (`gpusim.gpu.layerwise.direct`)."""
+    repeated: bool = True
+    """Whether every GPU may compute a layer whole that could be split, as Jia et al. do not."""
     _shares: dict[tuple[int, Config], Share] = field(default_factory=dict, repr=False)
     _costs: dict[tuple[int, Config], LayerCost] = field(default_factory=dict, repr=False)
 
@@ -220,23 +222,29 @@ def _edge_matrix(
     if key not in known:
         known[key] = transfers(source, source_configs, user, number, user_configs, gpus, topology.gpus_per_node)
     moved, size = known[key], factor * user.element_bytes
-    both = 2.0 if problem.training else 1.0
     result = np.zeros(moved.busiest.shape)
+    passes = np.array([passes_moved(problem, config) for config in user_configs])
     for of in np.unique(moved.gpus):
         chosen = moved.gpus == of
-        times = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
-        result[chosen] = both * times
+        result[chosen] = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
+    result *= passes
     whole, user = (problem.graph.layers[index] for index in pair)
-    alike_parts = [column for column, config in enumerate(user_configs) if config.parts == gpus]
+    alike_parts = [column for column, config in enumerate(user_configs) if config.computing(gpus) == gpus]
     for row, config in enumerate(source_configs):
         for column in alike_parts if config.parts == gpus else ():
             gather = gather_of(problem, whole, config, user, number, user_configs[column])
             if gather is not None:
-                result[row, column] = both * gather.copy_ns + gather.forward_ns + (both - 1) * gather.backward_ns
+                one_way = gather.forward_ns, gather.backward_ns
+                result[row, column] = sum(ns + gather.copy_ns for ns in one_way[: passes[column]])
     everywhere = [config.replicated for config in source_configs]
     if any(everywhere):
         result[everywhere] = [shared_gradient(problem, whole, REPLICATED, config)[0] for config in user_configs]
     return result
+
+
+def passes_moved(problem: Problem, user_config: Config) -> int:
+    """Return in how many passes an input moves: a layer that every GPU computes leaves each its part's gradient."""
+    return 2 if problem.training and not user_config.replicated else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +333,7 @@ def plan_bytes(problem: Problem, choice: Sequence[Config]) -> tuple[int, int]:
             if edge.source != BATCH:
                 source = layers[edge.source]
                 elements = moved_elements(source, choice[edge.source], layer, number, config, problem.gpus)
-                moved += elements * layer.element_bytes * (2 if problem.training else 1)
+                moved += elements * layer.element_bytes * passes_moved(problem, config)
                 summed = shared_gradient(problem, source, choice[edge.source], config)[1]
                 moved += sync_bytes(problem.topology, summed, problem.gpus)
         if problem.training and layer.weight_elements and not config.replicated:

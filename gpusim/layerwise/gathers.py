@@ -1,7 +1,8 @@
 """Transfers that are one collective: every GPU gathers the whole of a layer of which each has an equal part.
 
 So it is before fully connected layers that split channels. The gradient returns by a reduce-scatter: each GPU has
-a summand of all of it, and needs the sum of its part. The simulation and the execution of a plan ask the same function.
+a summand of all of it, and needs the sum of its part. So it is, too, before a layer that every GPU computes, whose
+gradient every GPU has: nothing returns. The simulation and the execution of a plan ask the same function.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ def gathered_along(
 ) -> int | None:
     """Return the dimension of `source` along which all GPUs gather it for an input of `user`; None if they do not."""
     edge = user.inputs[number]
-    if edge.source == BATCH or source_config.replicated or user_config.replicated:
+    if edge.source == BATCH or source_config.replicated:
         return None
     split = [place for place, degree in enumerate(source_config.degrees) if degree > 1]
-    if len(split) != 1 or source_config.parts != gpus or user_config.parts != gpus:
+    if len(split) != 1 or source_config.parts != gpus or user_config.computing(gpus) != gpus:
         return None
     (place,) = split
     if source.output[place] % gpus or edge.extents != source.output:

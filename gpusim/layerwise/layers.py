@@ -174,6 +174,11 @@ class Layer(ShortRepr):
         return place if self.input_gradient else None
 
     @property
+    def repeats(self) -> bool:
+        """Whether GPUs that all run the layer get the same: it draws no numbers, as far as its operations are known."""
+        return bool(self.ops) and all(op.kind != "dropout" for op in self.ops)
+
+    @property
     def weight_bytes(self) -> int:
         return self.weight_elements * self.element_bytes
 

@@ -30,6 +30,7 @@ from gpusim.layerwise.costs import (
     Problem,
     exchange_ns,
     gather_of,
+    passes_moved,
     shared_gradient,
     statistics_members,
     weight_members,
@@ -279,6 +280,8 @@ class Lowering:
             else:
                 found = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
                 times_ns = float(found[0]), float(found[0])
+            if passes_moved(self.problem, self.choice[user]) == 1:
+                times_ns = times_ns[0], 0.0
             self.exchanges[key] = _Exchange(*times_ns, wire_bytes, gpus, self._packing(user, number))
         return self.exchanges[key]
 

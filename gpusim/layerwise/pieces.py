@@ -22,7 +22,7 @@ class EdgePieces:
     shape: tuple[int, int, int, int]
     """Shape of the buffer; empty if the rank needs nothing."""
     own: tuple[Box, Box] | None
-    """Box of the rank's own elements in its tensor, and in the buffer."""
+    """Box of the rank's own elements in its tensor, and in the buffer; None if their gradient comes by a scatter."""
     sends: tuple[tuple[int, Box], ...]
     """Peers, each with a box of the rank's tensor."""
     receives: tuple[tuple[int, Box], ...]
@@ -67,12 +67,13 @@ def pieces(
     assert len(shape) == 4
     if source is None or user.inputs[number].source == BATCH:
         return EdgePieces(shape, None, (), (), interior, mine.within(np.zeros(4, np.int64)), False, padded)
+    own_low, own_high = boxes(source.output, source_config, devices)
+    held = _Box(own_low[rank], own_high[rank])
     along = gathered_along(source, source_config, user, number, user_config, gpus)
     if along is not None:
         box = mine.within(np.zeros(4, np.int64))
-        return EdgePieces(source.output, None, (), (), box, box, False, padded, along)
-    own_low, own_high = boxes(source.output, source_config, devices)
-    held = _Box(own_low[rank], own_high[rank])
+        own = (held.within(held.low), held.within(mine.low)) if user_config.replicated else None
+        return EdgePieces(source.output, own, (), (), box, box, False, padded, along)
     sends, receives = [], []
     if not source_config.replicated:
         for peer in range(gpus):

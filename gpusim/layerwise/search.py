@@ -108,11 +108,15 @@ def worth_looking_at(problem: Problem) -> tuple[list[tuple[Config, ...]], bool]:
 
 
 def _options(problem: Problem) -> list[tuple[Config, ...]]:
-    """All configurations of each layer. If some layer has no rule, every GPU may compute the others whole, too."""
-    ruled = all(layer.splits for layer in problem.graph.layers)
+    """All configurations of each layer.
+
+    Every GPU may compute a layer whole if they get the same, and any layer if one has no rule.
+    """
+    layers, gpus = problem.graph.layers, problem.gpus
+    ruled = all(layer.splits for layer in layers)
+    more = [layer.splits and (not ruled or (gpus > 1 and problem.repeated and layer.repeats)) for layer in layers]
     return [
-        (*layer_configs(layer, problem.gpus), *(() if ruled or not layer.splits else (REPLICATED,)))
-        for layer in problem.graph.layers
+        (*layer_configs(layer, gpus), *((REPLICATED,) if may else ())) for layer, may in zip(layers, more, strict=True)
     ]
 
 

@@ -28,7 +28,7 @@ def paper_problem(name: str, gpus: int) -> Problem:
     hardware, topology = load_hardware("p100"), load_topology("p100")
     graph = NETWORKS.alexnet(32, wide=True) if name == "alexnet" else NETWORKS.NETWORKS[name](32)
     times = Roofline(hardware, "fp32", optimizer=False).scaled_to(graph, PAPER_STEP_MS[name] * 1e6)
-    return Problem(graph.for_gpus(gpus), gpus, topology, times, hardware)
+    return Problem(graph.for_gpus(gpus), gpus, topology, times, hardware, repeated=False)
 
 
 @pytest.mark.parametrize("name", sorted(PAPER_STEP_MS))

@@ -43,7 +43,7 @@ def networks(gpus: int) -> list[LayerGraph]:
 
 
 def plans(graph: LayerGraph, gpus: int) -> list[Choice]:
-    """Return the fixed plans, and plans that together have every configuration of every layer."""
+    """Return the fixed plans, one that ends on every GPU, and plans that have every configuration of every layer."""
     options = [[*layer_configs(layer, gpus), REPLICATED] for layer in graph.layers]
     shuffled = random.Random(gpus)
     for some in options:
@@ -52,6 +52,7 @@ def plans(graph: LayerGraph, gpus: int) -> list[Choice]:
     rounds = max(len(some) for some in options)
     return [
         *(plan(graph, gpus) for plan in FIXED_PLANS.values()),
+        (*FIXED_PLANS["owt"](graph, gpus)[:-2], REPLICATED, REPLICATED),
         *(tuple(next(turn) for turn in turns) for _ in range(rounds)),
     ]
 

@@ -74,7 +74,8 @@ def explored(name: str, gpus: int) -> Parallel:
     graph = network(name)
     step_ns = BATCH / PAPER_IMAGES[name]["data"][0] * 1e9
     times = Roofline(hardware, "fp32", optimizer=False).scaled_to(graph, step_ns)
-    return explore_problem(Problem(graph.for_gpus(gpus), gpus, topology, times, hardware), objective="additive")
+    problem = Problem(graph.for_gpus(gpus), gpus, topology, times, hardware, repeated=False)
+    return explore_problem(problem, objective="additive")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -306,7 +306,7 @@ class Rank:
             if edge.exchanged and not state.config.replicated:
                 return self.transport.begin_exchange([], [], [])
             return _nothing
-        if edge.gathered is not None:
+        if edge.gathered is not None and not state.config.replicated:
             assert target.output is not None
             whole = self.loss.new_zeros(edge.shape) if gradient is None else gradient
             part = torch.empty_like(target.output, memory_format=torch.contiguous_format)
