@@ -354,7 +354,7 @@ def validate(
 
 def _predict_again(results: Path, traces_folder: Path | None, models: bool, as_json: bool) -> None:
     """Predict the schedules of a results file again, with the current model or with simpler ones as well."""
-    from gpusim.validation.again import predict_again, traces_in
+    from gpusim.validation.again import anchored_again, predict_again, traces_in
     from gpusim.validation.again_table import again_document, print_again
     from gpusim.validation.models import choices, choices_document, predicted_by_models, print_choices
 
@@ -367,7 +367,8 @@ def _predict_again(results: Path, traces_folder: Path | None, models: bool, as_j
             print_choices(rows)
         return
     then, now = predict_again(results, traces)
+    anew = anchored_again(results, traces)
     if as_json:
-        print_json(again_document(then, now))
+        print_json(again_document(then, now, anew))
     else:
-        print_again(then, now)
+        print_again(then, now, anew)

@@ -40,6 +40,13 @@ def anchor(trace: Trace, hardware: HardwareModel) -> Anchor:
     return Anchor(gap_ns, rules.scale(*measured, gap_ns))
 
 
+def anchored_to(trace: Trace, sequential_ns: int) -> Trace:
+    """Return a trace with ground truth as if its sequential graph had taken `sequential_ns` at capture."""
+    assert trace.ground_truth is not None
+    graph = msgspec.structs.replace(trace.ground_truth.graph, median_ns=sequential_ns)
+    return msgspec.structs.replace(trace, ground_truth=msgspec.structs.replace(trace.ground_truth, graph=graph))
+
+
 def anchored(trace: Trace, hardware: HardwareModel, chain_ns: float) -> HardwareModel:
     """Return the hardware model with gap `chain_ns` and, on the trace's own GPU, with its measured link.
 

@@ -12,6 +12,7 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.trace import Gpu, Timing, Trace
 from gpusim.policies.registry import RegisteredPolicy
+from gpusim.report.as_captured import not_as_captured
 from gpusim.report.choices import choices_document, choices_lines
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
@@ -292,6 +293,8 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
         same += ", but they are for any input: that shows nothing"
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
     peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
+    note = not_as_captured(measurement)
+    note = f"\n  note              {note}" if note else ""
     predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)
     verdict = ("equal", "green") if outputs.equal else ("DIFFERENT", "red")
     text = styled(
@@ -300,7 +303,7 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
         f"  sequential graph  {_timing(measurement.sequential)}  predicted {predicted_alone} "
         f"({measurement.sequential_error:+.1%})\n"
         f"  schedule          {_timing(measurement.schedule)}  predicted {predicted} "
-        f"({measurement.prediction_error:+.1%}, {visible(measurement.hardware)})\n  ",
+        f"({measurement.prediction_error:+.1%}, {visible(measurement.hardware)}){note}\n  ",
         (f"speed-up          {measurement.speedup:.2f}x", "bold"),
         f"\n  outputs           {same}, {outputs.compared} tensors, tolerance {outputs.tolerance:g}: ",
         verdict,

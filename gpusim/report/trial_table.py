@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusim.report.as_captured import not_as_captured
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 from gpusim.search.trial import Trial
@@ -48,3 +49,6 @@ def print_trial(trial: Trial) -> None:
             f"{format_ns(measurement.schedule.median_ns)}, {text}, outputs equal{kept}",
         )
     )
+    note = not_as_captured(measurement)
+    if note:
+        out.print(f"Note: {note}.")

@@ -21,6 +21,10 @@ MAX_GAP_NS: Final = 600.0
 #: Range of the factor; a sequential run that needs more does not belong to these kernels.
 MIN_SCALE: Final = 0.2
 MAX_SCALE: Final = 5.0
+#: Share by which a sequential graph may differ from its capture. A recorded graph is in one of two states, in which the
+#: gap between kernels differs by 0.17 us, or by 0.34 us beyond the L2 cache: 6 to 10 % of steps with short kernels
+#: (research/2026-11-27-graph-states.md). Without these, steps differ by at most 2.8 %, but for one with 3.9 %.
+SAME_FRAC: Final = 0.03
 
 
 def gap_ns(sequential_ns: float, total_ns: float, extra_ns: float, kernels: int) -> float:
@@ -33,3 +37,8 @@ def scale(sequential_ns: float, total_ns: float, extra_ns: float, kernels: int, 
     """Return the factor on all durations with which the sequential graph takes its measured time at this gap."""
     busy_ns = sequential_ns - extra_ns - gap_ns * (kernels - 1)
     return min(MAX_SCALE, max(MIN_SCALE, busy_ns / total_ns))
+
+
+def is_as_captured(captured_ns: float, measured_ns: float) -> bool:
+    """Return True if a sequential graph takes the time of its capture, so that predictions anchored to that hold."""
+    return abs(measured_ns / captured_ns - 1.0) <= SAME_FRAC

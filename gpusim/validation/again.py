@@ -14,9 +14,11 @@ from gpusim.formats.recipe import Recipe
 from gpusim.formats.results import ResultCase, Results, read_results
 from gpusim.io.files import read_toml
 from gpusim.io.packed import files_in, is_file, is_folder
+from gpusim.plan.anchor import anchored_to
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
+from gpusim.rules.anchor import is_as_captured
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again, plans_path
@@ -93,8 +95,34 @@ def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tu
     if is_file(plans_path(results)):
         return then, memory_again(results, then, {**trace_files(results), **(traces or {})})
     engine = FastEngine()
-    now = []
-    for case, graph, schedule in replayed_schedules(results, traces):
-        predicted_ns = engine.run(lower(graph, schedule), graph.hardware).makespan_ns
-        now.append(msgspec.structs.replace(case, predicted_ns=predicted_ns))
+    now = [_predicted(*each, engine) for each in replayed_schedules(results, traces)]
     return then, msgspec.structs.replace(then, cases=tuple(now))
+
+
+def anchored_again(results: Path, traces: Mapping[str, Path] | None = None) -> dict[int, ResultCase]:
+    """Return new predictions of schedules beside a sequential graph that is not as captured, by number of case.
+
+    They are anchored to the sequential graph of the same run. `traces` and what is raised are as for
+    `replayed_schedules`; there are none for memory plans.
+    """
+    if is_file(plans_path(results)):
+        return {}
+    engine = FastEngine()
+    graphs: dict[tuple[str, int], OpGraph] = {}
+    found: dict[int, ResultCase] = {}
+    for number, (case, graph, schedule) in enumerate(replayed_schedules(results, traces)):
+        if is_as_captured(case.predicted_sequential_ns, case.sequential_ns):
+            continue
+        key = case.trace, case.sequential_ns
+        if key not in graphs:
+            trace = anchored_to(graph.trace, case.sequential_ns)
+            graphs[key] = OpGraph.build(trace, hardware_of(trace))
+        found[number] = _predicted(case, graphs[key], schedule, engine)
+    return found
+
+
+def _predicted(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEngine) -> ResultCase:
+    """Return a case with the prediction and the interval of today."""
+    predicted_ns = engine.run(lower(graph, schedule), graph.hardware).makespan_ns
+    interval_ns = graph.interval_ns(predicted_ns, schedule.stream_count, schedule.has_variants)
+    return msgspec.structs.replace(case, predicted_ns=predicted_ns, predicted_interval_ns=interval_ns)

@@ -11,6 +11,7 @@ from gpusim.io.files import write_bytes, write_document
 from gpusim.quantiles import quantile
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console
+from gpusim.rules.anchor import SAME_FRAC, is_as_captured
 from gpusim.units import counted, format_ns
 from gpusim.validation.memory_tables import memory_lines
 from gpusim.validation.statistics import fidelity_table
@@ -89,6 +90,14 @@ def summary_lines(cases: Sequence[ResultCase]) -> list[str]:
             f"- {counted(len(apart), 'sequential graph')}, anchored and so no evidence: measured again within "
             f"{statistics.median(apart):.1%} in the median of what capture measured, {apart[-1]:.1%} at most"
         )
+    several = [case for case in cases if case.streams > 1]
+    same = [case for case in several if is_as_captured(case.predicted_sequential_ns, case.sequential_ns)]
+    if len(same) < len(several):
+        others = counted(len(several) - len(same), "schedule")
+        text = f"- {others} beside a sequential graph that is more than {SAME_FRAC:.0%} from its capture"
+        errors = sorted(abs(case.error) for case in same)
+        rest = f"median {statistics.median(errors):.1%}, largest {errors[-1]:.1%}" if errors else "no schedule"
+        lines.append(f"{text}; without: {rest}")
     return lines
 
 

@@ -69,6 +69,21 @@ def test_replay_prints_measured_predicted_error_clocks_and_memory(capsys: pytest
     assert "equal bit for bit" in said
 
 
+@pytest.mark.parametrize(
+    ("sequential_ns", "note"),
+    [(800_000, ""), (780_000, "3.5% less than predicted"), (850_000, "5.2% more than predicted")],
+)
+def test_replay_notes_a_sequential_graph_that_is_not_as_captured(
+    sequential_ns: int, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """808 us at capture."""
+    trace = wide_trace(graph_ns=808_000)
+    print_measurement(msgspec.structs.replace(measurement(trace), sequential=timing(sequential_ns)), trace)
+    said = " ".join(capsys.readouterr().out.split())
+    assert note in said
+    assert ("so may the schedule" in said) == bool(note)
+
+
 def test_replay_that_differs_says_so_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
     trace = wide_trace()
     print_measurement(measurement(trace, outputs=APART), trace)

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from gpusim.cli import cli
 from gpusim.errors import MeasurementError, OptionError, ScheduleError
 from gpusim.formats.results import read_results
-from gpusim.trace.store import bundled_traces
-from gpusim.validation.again import traces_in
+from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.validation.again import anchored_again, traces_in
 from gpusim.validation.replayed import SUFFIX
+from gpusim.validation.tables import summary_lines
 from tests.validation.test_golden import make_golden
 
 
@@ -38,6 +39,39 @@ def test_document_has_each_case_with_both_predictions(results: Path) -> None:
             "measured_ns", "predicted_ns", "then_ns", "fitted",
         }  # fmt: skip
         assert case["predicted_ns"] == case["then_ns"]
+
+
+def beside(results: Path, share: float) -> None:
+    """Change the sequential graph of all cases to a share of its time at capture."""
+    document = json.loads(results.read_text())
+    truth = read_trace(bundled_traces()[document["cases"][0]["trace"]]).ground_truth
+    assert truth is not None
+    for case in document["cases"]:
+        case |= {
+            "predicted_sequential_ns": truth.graph.median_ns,
+            "sequential_ns": round(share * truth.graph.median_ns),
+        }
+    results.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(("share", "differs"), [(0.98, False), (1.02, False), (0.94, True), (1.05, True)])
+def test_a_step_in_another_state_than_at_capture_is_anchored_anew(share: float, differs: bool, results: Path) -> None:
+    beside(results, share)
+    anew = anchored_again(results)
+    cases = read_results(results).cases
+    assert len(anew) == (len(cases) if differs else 0)
+    for number, case in anew.items():
+        change = case.predicted_ns / cases[number].predicted_ns - 1
+        assert 0 < change / (share - 1) <= 1, "in the same direction, by at most the same share"
+    ran = CliRunner().invoke(cli, ["validate", str(results), "--again", "--json"], catch_exceptions=False)
+    document = json.loads(ran.stdout)["cases"]
+    assert [case.get("anchored_ns") for case in document] == [
+        anew[number].predicted_ns if number in anew else None for number in range(len(cases))
+    ]
+    ran = CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
+    assert ("anew" in ran.output) == differs
+    others = "schedules beside a sequential graph that is more than 3% from its capture"
+    assert any(others in line for line in summary_lines(cases)) == differs
 
 
 def test_traces_of_a_given_folder_come_first(results: Path, tmp_path: Path) -> None:

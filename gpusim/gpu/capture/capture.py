@@ -106,8 +106,7 @@ def time_sequential(trace: Trace, seed: int) -> tuple[Timing, HostLink | None]:
     """Return the time of the sequential CUDA graph, rebuilt from the trace alone as in a replay.
 
     For a step in training also the link to the host, which memory plans use. Call it in a process of its own. The
-    addresses of a graph's tensors change its time by several percent at batch 1, and the model's own tensors would
-    shift them.
+    addresses of a graph's tensors change its time at batch 1, and the model's own tensors would shift them.
     """
     device = require_gpu()
     set_precision(trace.model.dtype)

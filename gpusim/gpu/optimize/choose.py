@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 #: Schedules in the trial, in addition to the sequential one.
 TRIED = 8
-#: Number of the fastest ones that are recorded again: the addresses of tensors change a graph's time by some percent.
+#: Number of the fastest ones that are recorded again: recordings of one schedule differ by some percent.
 RECORDED_AGAIN = 2
 #: More than the memory of any GPU.
 MAX_BYTES = 1 << 62
@@ -202,7 +202,7 @@ def _planned(
 def _best_recording(
     captured: Captured, trace: Trace, executor: Executor, first: Candidate, memory_limit_bytes: int | None
 ) -> Candidate:
-    """Return the fastest of several recordings of a schedule, each with other addresses of its tensors."""
+    """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own."""
     recordings = [
         first.ready,
         *(executor.prepare(captured, trace, first.schedule) for _ in range(executor.recordings - 1)),

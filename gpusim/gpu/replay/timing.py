@@ -16,8 +16,8 @@ from gpusim.formats.trace import Timing
 from gpusim.units import ms_to_ns
 
 ROUNDS = 25
-#: Recordings per contender. The addresses of a graph's tensors change its time: recordings of one schedule differ by up
-#: to 8 % at batch 1 (research/2026-11-23-capture-and-replay.md). An odd number, so that one is in the middle.
+#: Recordings per contender. A state of the graph and the addresses of its tensors change its time: recordings of one
+#: schedule differ by up to 10 % at batch 1 (research/2026-11-27-graph-states.md). An odd number: one is in the middle.
 RECORDINGS = 7
 #: Rounds, and their length in ms, for comparing recordings.
 TRIAL_ROUNDS, TRIAL_MS = 3, 6.0
@@ -113,7 +113,7 @@ def time_typical(
     """Return the time of each contender's recording of median time, all timed in turns.
 
     Where memory does not hold all of them they are timed in groups, each in turns with the first contender. A
-    prediction does not know the addresses of tensors, so it is compared with the middle recording, for the sequential
+    prediction does not know state and addresses, so it is compared with the middle recording, for the sequential
     graph as for the others. `fastest_ns` and `slowest_ns` of the result give the spread.
     """
     kept: dict[str, Recording] = {}
