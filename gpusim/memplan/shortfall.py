@@ -13,18 +13,23 @@ from gpusim.units import KIB, MIB, format_bytes
 NEAR_PEAK: Final = 0.95
 
 
-def shortfall(storages: Storages, use: MemoryUse, order: Sequence[int], budget_bytes: int) -> str:
+def shortfall(
+    storages: Storages, use: MemoryUse, order: Sequence[int], budget_bytes: int, unplanned_bytes: int = 0
+) -> str:
     """Explain why no plan keeps a budget, by memory and order of the plan that takes least.
 
     Of the ops near its peak, the one that needs most at once decides, with its largest tensor or its workspace. The
-    named budget is rounded up, so that it works when used.
+    named budget is rounded up, so that it works when used. `unplanned_bytes` were measured beyond the planned peak:
+    workspaces that the trace does not have.
     """
-    least_bytes = use.peak.allocated_bytes
+    least_bytes = use.peak.allocated_bytes + unplanned_bytes
     text = f"no plan keeps {format_bytes(budget_bytes)}; "
     text += f"the smallest budget that works for a plan found here is {_rounded_up(least_bytes)}"
     op = deciding_op(storages, use, order)
     if op >= 0:
         text += f": op '{storages.trace.ops[op].name}' decides it, with {_largest(storages, op)}"
+    if unplanned_bytes > 0:
+        text += f"; {format_bytes(unplanned_bytes)} of it are workspaces of libraries"
     before = sum(storages.bytes[storage] for storage in storages.initial)
     return text + (f"; {format_bytes(before)} are there before the step" if before > budget_bytes else "")
 

@@ -38,7 +38,7 @@ def test_training_within_a_limit_is_that_of_eager(share: float) -> None:
     def within(limit_bytes: int | None) -> OptimizedStep:
         made = fast(
             model, batch(0), loss=F.cross_entropy, optimizer=optimizer, executor=CudaExecutor(), streams=1,
-            memory_limit_bytes=limit_bytes,
+            memory_limit_bytes=limit_bytes, warn=pytest.fail,
         )  # fmt: skip
         assert isinstance(made, OptimizedStep)
         return made

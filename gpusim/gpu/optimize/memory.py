@@ -20,7 +20,10 @@ from gpusim.gpu.replay.memory_run import HostBuffers, Inline, MemoryRunner, Prog
 from gpusim.memplan.compare import LEAST_TIME, compare_policies
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.policies.base import Setting
+from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.program import needed
+from gpusim.memplan.shortfall import shortfall
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from gpusim.units import format_bytes
@@ -132,29 +135,42 @@ def within_limit(
 ) -> tuple[Planned | None, str]:
     """Return a plan that keeps a limit, ready to run; else None, and why none does.
 
-    It is the `searched` one, on several streams, unless that takes more than predicted; then that of our own policy. It
-    may change the user's tensors.
+    It is the `searched` one, on several streams, unless that takes more than predicted; then that of our own policy:
+    the fastest, or if all `ATTEMPTS` take too much, the one that takes least. It may change the user's tensors.
     """
     if captured.frontend != "aten":
         return None, "memory plans run ATen's kernels"
     evaluator = MemoryEvaluator(graph)
-    budget_bytes, taken_bytes = limit_bytes, 0
     if searched is not None and searched.op_streams:
         planned = prepare_memory(captured, evaluator, evaluator.evaluate(searched), device, say)
         if planned.ready.peak_bytes <= limit_bytes:
             return planned, ""
         say(f"the searched memory plan takes {format_bytes(planned.ready.peak_bytes)}")
-    for _ in range(ATTEMPTS):
-        comparison = compare_policies(graph, policies=[LEAST_TIME], budget_bytes=budget_bytes)
-        best = comparison.best
+
+    def for_budget(budget_bytes: int) -> Planned | None:
+        best = compare_policies(graph, policies=[LEAST_TIME], budget_bytes=budget_bytes).best
         if best is None or best.outcome is None:
-            return None, comparison.shortfall
-        planned = prepare_memory(captured, evaluator, best.outcome, device, say)
-        taken_bytes = planned.ready.peak_bytes
-        if taken_bytes <= limit_bytes:
-            return planned, ""
-        say(f"a memory plan for {format_bytes(budget_bytes)} takes {format_bytes(taken_bytes)}")
-        budget_bytes -= taken_bytes - limit_bytes
-        if budget_bytes <= 0:
+            return None
+        return prepare_memory(captured, evaluator, best.outcome, device, say)
+
+    budget_bytes = limit_bytes
+    for _ in range(ATTEMPTS):
+        within = for_budget(budget_bytes) if budget_bytes > 0 else None
+        if within is None:
             break
-    return None, f"a memory plan was to keep {format_bytes(limit_bytes)} and takes {format_bytes(taken_bytes)}"
+        taken_bytes = within.ready.peak_bytes
+        if taken_bytes <= limit_bytes:
+            return within, ""
+        say(f"a memory plan for {format_bytes(budget_bytes)} takes {format_bytes(taken_bytes)}")
+        # From what the plan was to take: a budget that it leaves room in would have to be reduced by that room first.
+        budget_bytes = min(budget_bytes, within.outcome.peak_bytes) - (taken_bytes - limit_bytes)
+        del within  # its graph has memory
+    planner = LeastTime(Setting(graph, evaluator.storages), evaluator)
+    least = for_budget(planner.least_peak.peak_bytes)
+    if least is None:
+        return None, planner.shortfall(limit_bytes)
+    if least.ready.peak_bytes <= limit_bytes:
+        return least, ""
+    use, order = least.outcome.use, least.outcome.plan.order
+    unplanned_bytes = least.ready.peak_bytes - use.peak.allocated_bytes
+    return None, shortfall(evaluator.storages, use, order, limit_bytes, unplanned_bytes)

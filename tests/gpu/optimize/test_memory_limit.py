@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize import choose, memory
 from gpusim.gpu.optimize.callable import OptimizedStep
-from gpusim.units import parse_bytes
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.executors import CpuExecutor, Ready, _InOrder
+from gpusim.plan.schedule import Schedule
+from gpusim.units import format_bytes, parse_bytes
 from tests.support.optimizing import Batch, Twins, eager_step, fast
 
 ROWS, WIDTH, CLASSES = 1 << 9, 8, 5
@@ -63,10 +68,10 @@ def data(count: int) -> list[Batch]:
     ]
 
 
-def within(model: nn.Module, optimizer: torch.optim.Optimizer, limit_bytes: int | None) -> Any:
+def within(model: nn.Module, optimizer: torch.optim.Optimizer, limit_bytes: int | None, **more: Any) -> Any:
     """Return the step on one stream within a limit."""
     options = {"loss": F.cross_entropy, "optimizer": optimizer, "streams": 1, "memory_limit_bytes": limit_bytes}
-    return fast(model, data(1)[0], **options)
+    return fast(model, data(1)[0], **options, **more)
 
 
 def least_bytes(make: Make = sgd) -> int:
@@ -149,25 +154,62 @@ def test_a_limit_that_nothing_keeps_names_the_smallest_that_works() -> None:
     assert isinstance(step, OptimizedStep)
 
 
-def test_a_plan_over_the_limit_is_made_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workspaces are not in a step's trace: the next plan leaves room for their excess over the limit."""
-    extra = 10_000
-    made: list[int] = []
+class Workspaces(CpuExecutor):
+    """A GPU whose libraries take workspaces that are not in a step's trace; counts the plans made."""
 
-    class WithWorkspaces(memory.MemoryReady):
-        @property
-        def peak_bytes(self) -> int:
-            made.append(super().peak_bytes)
-            return super().peak_bytes + extra
+    def __init__(self, extra_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.extra_bytes = extra_bytes
+        self.plans = 0
 
-    monkeypatch.setattr(memory, "MemoryReady", WithWorkspaces)
-    limit = least_bytes() * 17 // 20
+        class WithWorkspaces(memory.MemoryReady):
+            def __init__(plan, *given: Any) -> None:  # noqa: N805  (self is the executor's)
+                super().__init__(*given)
+                plan._peak_bytes += extra_bytes
+                self.plans += 1
+
+        monkeypatch.setattr(memory, "MemoryReady", WithWorkspaces)
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        ready = super().prepare(captured, trace, schedule)
+        assert isinstance(ready, _InOrder)
+        return replace(ready, peak_bytes=ready.peak_bytes + self.extra_bytes)
+
+
+@pytest.mark.parametrize("share", [0.97, 0.85, 0.75])
+def test_a_plan_over_the_limit_is_made_again_for_less(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next plan leaves room for workspaces, also where the first one would keep the limit without them.
+
+    Half as much as the step itself takes, as cuBLAS's workspace of 32 MiB beside a step of 62 MiB.
+    """
+    alone = least_bytes()
+    gpu = Workspaces(alone // 2, monkeypatch)
+    limit = round(share * (alone + gpu.extra_bytes))
     model = chain()
-    step = within(model, sgd(model.parameters()), limit)
+    step = within(model, sgd(model.parameters()), limit, executor=gpu)
     assert isinstance(step, OptimizedStep)
-    assert made[0] + extra > limit
     assert step.gain is not None
+    assert step.gain.policy == "memory plan, least_time"
     assert step.gain.peak_bytes <= limit
+    assert gpu.plans == 2
+
+
+def test_smallest_limit_that_works_counts_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is more than the limit that was too small, and with it the step runs."""
+    extra = least_bytes() // 2
+    model = chain()
+    optimizer = sgd(model.parameters())
+    said: list[str] = []
+    gpu = Workspaces(extra, monkeypatch)
+    found = within(model, optimizer, extra + 20_000, executor=gpu, warn=said.append)
+    assert not isinstance(found, OptimizedStep)
+    (text,) = said
+    assert f"{format_bytes(extra)} of it are workspaces of libraries" in text
+    smallest = parse_bytes(text.partition("that works for a plan found here is ")[2].partition(":")[0])
+    assert smallest > extra + 20_000
+    step = within(model, optimizer, smallest, executor=gpu)
+    assert isinstance(step, OptimizedStep)
+    assert step.gain is not None
+    assert step.gain.peak_bytes <= smallest
 
 
 def cached_plan(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
