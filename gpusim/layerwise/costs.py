@@ -253,9 +253,8 @@ class Gather:
 
     forward_ns: float
     backward_ns: float
-    copied_bytes: int
-    """0 if parts are next to each other in memory."""
     copy_ns: float
+    """0 if parts are next to each other in memory, or are copied there from that of other GPUs."""
 
 
 def gather_of(
@@ -268,11 +267,10 @@ def gather_of(
     if place is None:
         return None
     size, who = source.output_bytes, members(range(problem.gpus), problem.topology.gpus_per_node)
-    copied = 0 if in_one_piece(source, place) else size
+    copied = 0 if problem.direct or in_one_piece(source, place) else size
     return Gather(
         time_ns(problem.topology, "all_gather", size, who),
         time_ns(problem.topology, "reduce_scatter", size, who),
-        copied,
         copy_ns(copied, problem.hardware) if copied else 0.0,
     )
 

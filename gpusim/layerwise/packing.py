@@ -31,7 +31,7 @@ def packing(
     With `direct`, the time of an exchange includes its copies of pieces.
     """
     if edge.gathered is not None:
-        copied = () if in_one_piece(source, edge.gathered) else (2 * prod(source.output) * element_bytes,)
+        copied = () if direct or in_one_piece(source, edge.gathered) else (2 * prod(source.output) * element_bytes,)
         return Packing(after=copied), Packing(before=() if edge.own is not None else copied)
     sends, receives = ((), ()) if direct else (edge.sends, edge.receives)
     strided_sends = tuple(2 * _bytes(box, element_bytes) for _, box in sends if not _in_one_piece(box, part))

@@ -25,7 +25,7 @@ def test_gathers_through_shared_memory_give_each_rank_all_parts_and_sums() -> No
     """Three ranks as threads, several steps: an odd number of gathers a step, and one rank that is always late."""
     gpus, steps = 3, 4
     meeting = threading.Barrier(gpus)
-    memories = [[torch.full((12,), torch.nan) for _ in range(gpus)] for _ in range(2)]
+    memories = [[torch.full((4 * gpus,), torch.nan) for _ in range(gpus)] for _ in range(2)]
     found: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(gpus)}
 
     def run(rank: int) -> None:
@@ -35,11 +35,16 @@ def test_gathers_through_shared_memory_give_each_rank_all_parts_and_sums() -> No
             for turn in range(3):
                 if rank == 0:
                     time.sleep(0.002)
-                whole, part = torch.empty(gpus, 2), torch.empty(2)
-                transport.gather(whole, torch.tensor([10.0 * rank, step + turn]))
-                transport.begin_scatter(part, whole + rank)()
+                whole, part = torch.empty(gpus, 2), torch.empty(1, 2)
+                transport.gather(whole, torch.tensor([[10.0 * rank, step + turn]]), 0)
+                transport.begin_scatter(part, whole + rank, 0)()
                 found[rank] += [whole, part] if turn < 2 else [whole]
-            transport.gather(torch.empty(gpus, 4), torch.zeros(4))
+            columns = torch.empty(2, 2 * gpus)
+            transport.gather(columns, torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank, 1)
+            assert columns[0].tolist() == [10 * each + column for each in range(gpus) for column in (1.0, 2.0)]
+            assert columns[1].tolist() == [10 * each + column for each in range(gpus) for column in (3.0, 4.0)]
+            transport.begin_scatter(sums := torch.empty(2, 2), columns, 1)()
+            assert (sums == gpus * columns[:, 2 * rank : 2 * rank + 2]).all()
             transport.finish()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(gpus)]
@@ -48,8 +53,8 @@ def test_gathers_through_shared_memory_give_each_rank_all_parts_and_sums() -> No
     for thread in threads:
         thread.join(timeout=60)
     for rank in range(gpus):
-        wholes = [each for each in found[rank] if each.ndim == 2]
-        parts = [each for each in found[rank] if each.ndim == 1]
+        wholes = [each for each in found[rank] if len(each) == gpus]
+        parts = [each.flatten() for each in found[rank] if len(each) == 1]
         numbers = [step + turn for step in range(steps) for turn in range(3)]
         for number, whole in zip(numbers, wholes, strict=True):
             assert whole.tolist() == [[10.0 * each, number] for each in range(gpus)]

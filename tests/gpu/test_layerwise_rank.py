@@ -215,7 +215,7 @@ class Exchanging(Alone):
         assert self.of is not None
         self.log.append((what, len(self.of.gradients())))
 
-    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+    def begin_scatter(self, part: torch.Tensor, whole: torch.Tensor, place: int) -> Finish:
         self._noted("begin")
         return lambda: self._noted("finish")
 

@@ -83,6 +83,8 @@ def test_it_gathers_its_input_and_sends_no_gradient_back() -> None:
     gather_ns = time_ns(given.topology, "all_gather", last.output_bytes, members(range(4), 8))
     once = tables(given, [(c,) for c in choice]).edges[at - 1, at][0, 0]
     assert once == pytest.approx(gather_ns + copy_ns(last.output_bytes, given.hardware))
+    direct = tables(replace(given, direct=True), [(c,) for c in choice]).edges[at - 1, at][0, 0]
+    assert direct == pytest.approx(gather_ns)
 
 
 def test_its_result_is_split_for_nothing_and_its_gradient_added_up() -> None:

@@ -36,9 +36,9 @@ def _gather(name: Collective, size: int, device: torch.device, transport: Transp
     gpus, rank = dist.get_world_size(), dist.get_rank()
     whole, part = torch.ones(size // 4, device=device), torch.ones(size // 4 // gpus, device=device)
     if name == "all_gather":
-        return lambda: transport.gather(whole, part)
+        return lambda: transport.gather(whole, part, 0)
     if name == "reduce_scatter":
-        return lambda: transport.begin_scatter(part, whole)()
+        return lambda: transport.begin_scatter(part, whole, 0)()
     if name == "all_to_all":
         received = torch.empty_like(whole)
         others = [peer for peer in range(gpus) if peer != rank]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpusim.gpu.layerwise.transport import Finish, Transport
-from gpusim.layerwise.gathers import in_one_piece
+from gpusim.gpu.layerwise.transport import Transport
 from gpusim.layerwise.layers import Layer
 from gpusim.layerwise.pieces import EdgePieces
 
@@ -37,21 +36,8 @@ def put_together(
     return buffer
 
 
-def gathered(part: torch.Tensor, source: Layer, place: int, gpus: int, transport: Transport) -> torch.Tensor:
+def gathered(part: torch.Tensor, source: Layer, place: int, transport: Transport) -> torch.Tensor:
     """Return the whole of a source of which each rank has a part along one dimension."""
-    if in_one_piece(source, place):
-        whole = part.new_empty(source.output)
-        transport.gather(whole, part.contiguous())
-        return whole
-    parts = part.new_empty((gpus, *part.shape))
-    transport.gather(parts, part.contiguous())
-    return parts.movedim(0, place).reshape(source.output)
-
-
-def begin_scatter(
-    gradient: torch.Tensor, source: Layer, place: int, part: torch.Tensor, gpus: int, transport: Transport
-) -> Finish:
-    """Begin to sum all ranks' gradients of a gathered source into `part`, that of the rank's own part."""
-    if not in_one_piece(source, place):
-        gradient = gradient.unflatten(place, (gpus, -1)).movedim(place, 0)
-    return transport.begin_scatter(part, gradient.contiguous())
+    whole = part.new_empty(source.output)
+    transport.gather(whole, part, place)
+    return whole

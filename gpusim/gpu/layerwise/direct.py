@@ -15,7 +15,7 @@ from math import prod
 import torch
 import torch.distributed as dist
 
-from gpusim.gpu.layerwise.transport import Finish, Tensors, Transport
+from gpusim.gpu.layerwise.transport import Finish, Tensors, Transport, by_rank
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.gathers import gathered_along
 from gpusim.layerwise.layers import BATCH, LayerGraph
@@ -43,26 +43,27 @@ class Direct:
         self._used += 1
         return self._spaces[self._used % 2]
 
-    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
+    def gather(self, whole: torch.Tensor, part: torch.Tensor, place: int) -> None:
         """See `Transport`."""
         space, elements = self._next(), part.numel()
-        space.memory[self.rank][:elements].copy_(part.view(-1))
+        space.memory[self.rank][:elements].view(part.shape).copy_(part)
         space.barrier()
-        torch.cat([each[:elements] for each in space.memory], out=parts.view(-1))
+        torch.cat([each[:elements].view(part.shape) for each in space.memory], dim=place, out=whole)
 
-    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+    def begin_scatter(self, part: torch.Tensor, whole: torch.Tensor, place: int) -> Finish:
         """See `Transport`."""
         space, elements = self._next(), part.numel()
 
         def run() -> None:
-            space.memory[self.rank][: parts.numel()].copy_(parts.view(-1))
+            parts = by_rank(whole, part, place)
+            space.memory[self.rank][: whole.numel()].view(parts.shape).copy_(parts)
             space.barrier()
             first, second, *others = (each[self.rank * elements :][:elements] for each in space.memory)
             total = torch.add(first, second, out=part.view(-1))
             for other in others:
                 total.add_(other)
 
-        return self._beside(run, part, parts)
+        return self._beside(run, part, whole)
 
     def begin_exchange(self, sends: Tensors, receives: Tensors, offsets: Sequence[int]) -> Finish:
         """See `Transport`."""

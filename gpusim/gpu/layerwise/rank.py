@@ -17,7 +17,7 @@ import torch
 
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
 from gpusim.gpu.layerwise.batch import Data
-from gpusim.gpu.layerwise.buffers import begin_scatter, from_batch, gathered, put_together
+from gpusim.gpu.layerwise.buffers import from_batch, gathered, put_together
 from gpusim.gpu.layerwise.gradients import gradients_of, keep
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.operations import (
@@ -219,7 +219,7 @@ class Rank:
         part = None if held is None else held.detach()
         if edge.gathered is not None:
             assert part is not None
-            buffer = gathered(part, self.graph.layers[source], edge.gathered, self.gpus, self.transport)
+            buffer = gathered(part, self.graph.layers[source], edge.gathered, self.transport)
         else:
             buffer = put_together(edge, part, self.loss, self.transport, padding)
         return buffer.requires_grad_(wants_gradient)
@@ -310,7 +310,7 @@ class Rank:
             assert target.output is not None
             whole = self.loss.new_zeros(edge.shape) if gradient is None else gradient
             part = torch.empty_like(target.output, memory_format=torch.contiguous_format)
-            arrived = begin_scatter(whole, target.layer, edge.gathered, part, self.gpus, self.transport)
+            arrived = self.transport.begin_scatter(part, whole, edge.gathered)
 
             def add_part() -> None:
                 arrived()

@@ -40,12 +40,12 @@ class Transport(Protocol):
         """
         ...
 
-    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
-        """Gather equal parts of all ranks, in their order in memory; both are contiguous."""
+    def gather(self, whole: torch.Tensor, part: torch.Tensor, place: int) -> None:
+        """Put equal parts of all ranks next to each other along a dimension of `whole`, which is contiguous."""
         ...
 
-    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
-        """Begin to sum all ranks' tensors, of which each rank keeps a part; the opposite of `gather`."""
+    def begin_scatter(self, part: torch.Tensor, whole: torch.Tensor, place: int) -> Finish:
+        """Begin to sum all ranks' tensors, of which each rank keeps a part: the opposite of `gather`."""
         ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
@@ -92,12 +92,17 @@ class Distributed:
 
         return finish
 
-    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
-        """See `Transport`."""
-        dist.all_gather_into_tensor(parts.view(-1), part.view(-1))
+    def gather(self, whole: torch.Tensor, part: torch.Tensor, place: int) -> None:
+        """See `Transport`. Parts that are not in one piece of `whole` are received elsewhere and copied."""
+        views = by_rank(whole, part, place)
+        parts = views if views.is_contiguous() else views.new_empty(views.shape)
+        dist.all_gather_into_tensor(parts.view(-1), part.contiguous().view(-1))
+        if parts is not views:
+            views.copy_(parts)
 
-    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+    def begin_scatter(self, part: torch.Tensor, whole: torch.Tensor, place: int) -> Finish:
         """See `Transport`."""
+        parts = by_rank(whole, part, place).contiguous()
         work = dist.reduce_scatter_tensor(part.view(-1), parts.view(-1), async_op=True)
         return _finish([work])
 
@@ -116,6 +121,11 @@ class Distributed:
         for work in self._begun:
             work.wait()
         self._begun.clear()
+
+
+def by_rank(whole: torch.Tensor, part: torch.Tensor, place: int) -> torch.Tensor:
+    """Return a view of a tensor with the number of equal parts along a dimension before the shape of each."""
+    return whole.unflatten(place, (-1, part.shape[place])).movedim(place, 0)
 
 
 def _finish(works: Sequence[Any]) -> Finish:
@@ -140,10 +150,10 @@ class Alone:
         """See `Transport`."""
         return _finish([])
 
-    def gather(self, parts: torch.Tensor, part: torch.Tensor) -> None:
+    def gather(self, whole: torch.Tensor, part: torch.Tensor, place: int) -> None:
         """See `Transport`."""
 
-    def begin_scatter(self, part: torch.Tensor, parts: torch.Tensor) -> Finish:
+    def begin_scatter(self, part: torch.Tensor, whole: torch.Tensor, place: int) -> Finish:
         """See `Transport`."""
         return _finish([])
 
