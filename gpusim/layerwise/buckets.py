@@ -18,6 +18,11 @@ from gpusim.units import MIB
 LAST_BUCKET_BYTES: Final = MIB
 
 
+#: Most bytes that GPUs sum by reading each other's gradients. On four H200s a gather of four times as many and a kernel
+#: take less time than NCCL's sum up to here, and more at 1 MiB (research/2026-11-27-four-gpus.md).
+SHARED_SUM_BYTES: Final = MIB // 4
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Layers of one configuration, in the order of the backward pass, whose gradients are summed together."""
@@ -63,6 +68,12 @@ def gradient_buckets(graph: LayerGraph, choice: tuple[Config, ...], bucket_bytes
 
 def _own_bytes(layer: Layer, config: Config) -> int:
     return -(-layer.weight_elements // config.c) * layer.element_bytes
+
+
+def sums_by_reading(bucket: Bucket, gpus: int) -> bool:
+    """Whether GPUs with shared memory sum a bucket by reading: all of them, little, and when no exchange uses it."""
+    everyone = bucket.config.c == 1 and bucket.config.parts == gpus
+    return everyone and not bucket.full and bucket.bytes <= SHARED_SUM_BYTES
 
 
 def is_alone(gradient_bytes: int, bucket_bytes: int) -> bool:

@@ -22,8 +22,8 @@ from typing import Literal
 import msgspec
 
 from gpusim.formats.hardware import HardwareModel
-from gpusim.layerwise.buckets import Bucket, gradient_buckets
-from gpusim.layerwise.communication import sync_ns, time_ns, wire_share
+from gpusim.layerwise.buckets import Bucket, gradient_buckets, sums_by_reading
+from gpusim.layerwise.communication import members, sync_ns, time_ns, wire_share
 from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.costs import (
@@ -319,6 +319,9 @@ class Lowering:
         wire = bucket.bytes * wire_share("all_reduce", who.gpus)
         last = bucket.layers[-1]
         takes_part = [number for number, role in enumerate(self.roles) if role.gpu < bucket.config.parts]
+        if self._reads_sums() and sums_by_reading(bucket, self.problem.gpus):
+            self._sum_by_reading(bucket, takes_part)
+            return
         if bucket.copied_bytes:
             for number in takes_part:
                 self.launch(number, copy_kernel(bucket.copied_bytes, self.hardware), "copy", last)
@@ -326,6 +329,19 @@ class Lowering:
         waits = {number: [self.done_backward[last][number]] for number in takes_part}
         for number, tasks in self.collective(takes_part, dur_ns, wire, "sync", last, waits).items():
             syncs[number] += tasks
+
+    def _reads_sums(self) -> bool:
+        """Whether GPUs share memory, which they do for exchanges."""
+        return self.problem.direct and any(exchange.forward_ns > 0 for exchange in self.exchanges.values())
+
+    def _sum_by_reading(self, bucket: Bucket, takes_part: Sequence[int]) -> None:
+        """Gather the gradients of all GPUs, and add them."""
+        gpus, last = self.problem.gpus, bucket.layers[-1]
+        size, who = bucket.bytes * gpus, members(range(gpus), self.topology.gpus_per_node)
+        dur_ns = time_ns(self.topology, "all_gather", size, who)
+        self.collective(takes_part, dur_ns, size * wire_share("all_gather", gpus), "sync", last)
+        for number in takes_part:
+            self.launch(number, streaming_kernel("sum", size + bucket.bytes, self.hardware), "copy", last)
 
     def collective(
         self,
@@ -337,7 +353,8 @@ class Lowering:
         waits: dict[int, list[int]] | None = None,
     ) -> dict[int, list[int]]:
         """Add the tasks of one collective on each participating role. Without `waits`, the next kernels wait for it."""
-        queue = SYNC if purpose == "sync" else TRANSFER
+        # A sum that the next kernels wait for is an exchange like others (`_sum_by_reading`).
+        queue = SYNC if purpose == "sync" and waits is not None else TRANSFER
         ready = [
             task
             for number in takes_part

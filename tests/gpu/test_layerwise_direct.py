@@ -5,17 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 import torch
 
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.topology import load_topology
 from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.direct import Direct, Space, shared_elements
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.transport import Alone
+from gpusim.layerwise.buckets import sums_by_reading
+from gpusim.layerwise.compute import Roofline
+from gpusim.layerwise.configs import Config
+from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
+from gpusim.layerwise.lowering import lower_plan
+from tests.support.layer_networks import chain
 from tests.support.rank import networks, plans
 
 CPU = torch.device("cpu")
@@ -109,7 +118,7 @@ def run_in_threads(graph: LayerGraph, choice: Choice, gpus: int, steps: int) -> 
         sums = Threads(number)
         sums.barriers, sums.given = barriers, given
         first, second = (Space(memory, lambda: barriers[everyone].wait(timeout=60) and None) for memory in memories)
-        transport = Direct(sums, (first, second))
+        transport = Direct(sums, (first, second)) if elements else sums  # as `direct` has it
         kinds = {"device": CPU, "dtype": torch.float64, "batch_norm": "synchronised", "same_dropout": True}
         rank = Rank(graph, choice, gpus, transport, bucket_bytes=2048, **kinds)  # type: ignore[arg-type]
         for _ in range(steps):
@@ -123,6 +132,35 @@ def run_in_threads(graph: LayerGraph, choice: Choice, gpus: int, steps: int) -> 
     for thread in threads:
         thread.join(timeout=120)
     return [done[number] for number in range(gpus)]
+
+
+def test_small_sums_after_the_backward_pass_read_the_gradients_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions by samples: what is left for the last bucket is summed with the memory of exchanges."""
+    graph, gpus = chain(2).for_gpus(4), 4
+    seen: list[tuple[int, int]] = []
+    reading = Direct.sum_by_reading
+
+    def noted(self: Direct, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        seen.append((self.rank, sum(each.numel() for each in tensors)))
+        return reading(self, tensors)
+
+    monkeypatch.setattr(Direct, "sum_by_reading", noted)
+    choice = tuple(Config(c=4) if layer.kind == "linear" else Config(n=4) for layer in graph.layers)
+    ranks = run_in_threads(graph, choice, gpus, steps=1)
+    (last,) = (bucket for bucket in ranks[0].buckets if sums_by_reading(bucket, gpus))
+    assert sorted(seen) == [(rank, last.bytes // 4) for rank in range(gpus)]
+    expected = run_on_one_device(
+        graph, make_data(graph, 0, torch.float64, CPU), dtype=torch.float64, seed=0, device=CPU
+    )
+    for rank in ranks:
+        for name, gradient in rank.gradients().items():
+            state, parameter = rank.shares()[name]
+            wanted = parameter.part(expected[1][name], state.low[1], state.high[1])
+            assert torch.allclose(gradient, wanted, rtol=1e-9)
+    hardware, topology = load_hardware("h200"), load_topology("h200")
+    problem = Problem(graph, gpus, topology, Roofline(hardware), hardware, bucket_bytes=2048, direct=True)
+    lowered = lower_plan(problem, choice)
+    assert [task.name for task in lowered.plan.tasks].count("sum") == 1
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["small_cnn", "encoder"])

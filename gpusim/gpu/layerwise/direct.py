@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gpusim.gpu.layerwise.transport import Finish, Tensors, Transport, by_rank
+from gpusim.layerwise.buckets import SHARED_SUM_BYTES
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.gathers import gathered_along
 from gpusim.layerwise.layers import BATCH, LayerGraph
@@ -31,7 +32,7 @@ class Space:
 
 
 class Direct:
-    """A transport with exchanges of its own; sums are those of another one."""
+    """A transport with exchanges and small sums of its own; other sums are those of another one."""
 
     def __init__(self, other: Transport, spaces: tuple[Space, Space]) -> None:
         self.rank, self._other, self._spaces, self._used = other.rank, other, spaces, 0
@@ -101,6 +102,13 @@ class Direct:
         """See `Transport`."""
         self._other.all_reduce(tensor, ranks)
 
+    def sum_by_reading(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See `Transport`. No exchange may be on its way: they use the same spaces."""
+        space, elements = self._next(), sum(tensor.numel() for tensor in tensors)
+        torch.cat([tensor.flatten() for tensor in tensors], out=space.memory[self.rank][:elements])
+        space.barrier()
+        return torch.stack([each[:elements] for each in space.memory]).sum(dim=0)
+
     def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
         self._other.begin_sum(tensor, ranks)
@@ -121,18 +129,19 @@ def direct(
 
 
 def shared_elements(graph: LayerGraph, choice: Choice, gpus: int) -> int:
-    """Return the most elements that a rank gives to others in one exchange of a plan; 0 without exchanges."""
-    elements = 0
+    """Return the most elements that a rank gives to others in one exchange or sum of a plan; 0 without exchanges."""
+    elements, sums = 0, SHARED_SUM_BYTES // min(layer.element_bytes for layer in graph.layers)
     for user, config in zip(graph.layers, choice, strict=True):
         for number, edge in enumerate(user.inputs):
             if edge.source == BATCH:
                 continue
             source, source_config = graph.layers[edge.source], choice[edge.source]
             if gathered_along(source, source_config, user, number, config, gpus) is not None:
-                elements = max(elements, prod(source.output))
+                elements = max(elements, sums, prod(source.output))
             else:
                 moved = moved_between(source, source_config, user, number, config, gpus)
-                elements = max(elements, int(moved.sum(axis=0).max()), int(moved.sum(axis=1).max()))
+                most = max(int(moved.sum(axis=0).max()), int(moved.sum(axis=1).max()))
+                elements = max(elements, most, sums) if most else elements
     return elements
 
 

@@ -32,7 +32,7 @@ from gpusim.gpu.layerwise.sharing import across_channels, sharing
 from gpusim.gpu.layerwise.state import LayerState
 from gpusim.gpu.layerwise.sums import GradientSums
 from gpusim.gpu.layerwise.transport import Finish, Transport
-from gpusim.layerwise.buckets import Bucket, gradient_buckets
+from gpusim.layerwise.buckets import Bucket, gradient_buckets, sums_by_reading
 from gpusim.layerwise.configs import Config, boxes
 from gpusim.layerwise.costs import BUCKET_BYTES
 from gpusim.layerwise.fixed_plans import Choice
@@ -362,7 +362,8 @@ class Rank:
         if not states[0].active:
             return
         held = (p for state in states for named in state.parameters for p in named.values())
-        self._sums.begin([parameter for parameter in held if parameter.grad is not None], states[0].weights)
+        parameters = [parameter for parameter in held if parameter.grad is not None]
+        self._sums.begin(parameters, states[0].weights, reads=sums_by_reading(bucket, self.gpus))
         self._done("sums", bucket.layers[-1])
 
     def _finish_sums(self) -> None:

@@ -19,9 +19,17 @@ class GradientSums:
     def __init__(self, transport: Transport, bucket_bytes: int) -> None:
         self._transport, self._bucket_bytes = transport, bucket_bytes
 
-    def begin(self, parameters: Sequence[torch.Tensor], ranks: tuple[int, ...]) -> None:
-        """Begin to sum the gradients of a bucket's parameters over the ranks that hold the same weights."""
+    def begin(self, parameters: Sequence[torch.Tensor], ranks: tuple[int, ...], *, reads: bool) -> None:
+        """Begin to sum the gradients of a bucket's parameters over the ranks that hold the same weights.
+
+        `reads` allows to read those of all ranks at once (`sums_by_reading`).
+        """
         together: list[torch.Tensor] = []
+        if reads:
+            flat = self._transport.sum_by_reading([each.grad for each in parameters if each.grad is not None])
+            if flat is not None:
+                _replace(parameters, flat)
+                return
         for parameter in parameters:
             assert parameter.grad is not None
             if parameter.grad.is_contiguous() and is_alone(parameter.grad.nbytes, self._bucket_bytes):
@@ -31,10 +39,15 @@ class GradientSums:
         if together:
             flat = torch.cat([parameter.grad.flatten() for parameter in together if parameter.grad is not None])
             self._transport.begin_sum(flat, ranks)
-            parts = flat.split([parameter.numel() for parameter in together])
-            for parameter, part in zip(together, parts, strict=True):
-                parameter.grad = part.view_as(parameter)
+            _replace(together, flat)
 
     def finish(self) -> None:
         """Wait for all sums."""
         self._transport.finish()
+
+
+def _replace(parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Make the gradients of parameters views of one tensor."""
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)

@@ -52,6 +52,10 @@ class Transport(Protocol):
         """Sum a tensor over some ranks, in place."""
         ...
 
+    def sum_by_reading(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return the sums of tensors over all ranks, flat, one behind the other; None if it has no such way."""
+        ...
+
     def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Begin to sum a tensor over ranks that hold the same weights, in place; it is complete after `finish`."""
         ...
@@ -111,6 +115,10 @@ class Distributed:
         if len(ranks) > 1:
             dist.all_reduce(tensor, group=self._groups[ranks])
 
+    def sum_by_reading(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """See `Transport`."""
+        return None
+
     def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
         if len(ranks) > 1:
@@ -159,6 +167,10 @@ class Alone:
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
+
+    def sum_by_reading(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """See `Transport`."""
+        return None
 
     def begin_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See `Transport`."""
