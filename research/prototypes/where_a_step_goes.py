@@ -1,9 +1,10 @@
 """Where the time of AlexNet's layer-wise plan goes, simulated from shares that were timed alone.
 
-    python research/prototypes/where_a_step_goes.py research/data/shares_of_four_h200_20261126.json 4 [TOPOLOGY]
+    python research/prototypes/where_a_step_goes.py SHARES GPUS [TOPOLOGY [direct]]
 
 Prints the tasks of GPU 0 in order, in us, and the parts of its step: shares, collectives that nothing hides, copies,
-the slow-down of kernels beside collectives, and gaps. The plan is searched by today's rules.
+the slow-down of kernels beside collectives, and gaps. The plan is searched by today's rules. `direct`: GPUs read each
+other's memory, whose curves TOPOLOGY then has.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
         for index, layer in enumerate(graph.layers)
     }
     times = MeasuredTimes(known, seen, Roofline(hardware, optimizer=False))
-    problem = Problem(graph, gpus, topology, times, hardware)
+    problem = Problem(graph, gpus, topology, times, hardware, direct="direct" in sys.argv[4:])
     choice = explore_problem(problem).best.choice
     print("; ".join(f"{layer.name} {config}" for layer, config in zip(graph.layers, choice, strict=True)))
     found = simulate_plan(problem, choice)
