@@ -206,8 +206,8 @@ class _Device:
         self.room_by = -1
         """The task that freed it."""
         self.copies = {direction: _CopyEngine() for direction in COPY_DIRECTIONS}
-        self.pending = 0
-        """Copies of a CUDA graph that have yet to start."""
+        self.started_copies = self.pending = 0
+        """Copies that have started, and copies of a CUDA graph that have yet to."""
         self.copied = False
         """True once there has been a copy; plans without copies skip the copy engines."""
         self.sm_rate = 1.0
@@ -260,7 +260,8 @@ class _Device:
         if not task.on_copy_engine:
             return 0.0
         h2d, d2h = (self.copies[direction].active for direction in COPY_DIRECTIONS)
-        wait_ns = copies.memset_wait_ns(self.hardware.copies, d2h is not None, h2d is not None, self.pending)
+        counts = self.started_copies, self.pending
+        wait_ns = copies.memset_wait_ns(self.hardware.copies, d2h is not None, h2d is not None, *counts)
         if self.record and wait_ns > 0.0:
             by, now = d2h if h2d is None else h2d, self.env.now
             self.simulation.noted.losses[index].append(Loss(LOSSES[lost_time.COPY], by, now, now + wait_ns, wait_ns))
@@ -342,6 +343,7 @@ class _Device:
             if copy.active is None and copy.waiting:
                 copy.active = copy.waiting.popleft()
                 self.pending -= 1
+                self.started_copies += 1
                 task = self.simulation.plan.tasks[copy.active]
                 self.simulation.start[copy.active] = self.env.now
                 self.simulation.note_held(copy.active, COPY_ENGINE, copy.last_ended)

@@ -7,9 +7,9 @@ While both directions are busy, both slow down by one factor, to `both_bytes_per
 as long during a copy, and `1 + 2 kernel_slowdown` during copies in both directions. In a CUDA graph, a copy after a
 kernel starts `switch_ns` later than a kernel would. So does a kernel that waits for a copy, even if the copy has ended
 before its other predecessors.
-A memset of at most `SMALL_MEMSET_BYTES` also runs on a copy engine: one that starts during a copy to the host takes
+A memset of less than `SMALL_MEMSET_BYTES` also runs on a copy engine: one that starts during a copy to the host takes
 `memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. In a CUDA graph, one between copies takes `memset_d2h_ns`
-longer, too, while at least `MANY_PENDING` copies have yet to start. Larger ones do not wait.
+longer, too, once a copy has started and while at least `MANY_PENDING` have yet to. Larger ones do not wait.
 The slower copies are a replayed step's. Copies in a row, also concurrent with kernels, hardly slow down; the cause is
 not known (research/2026-11-26-copies-out.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
@@ -26,12 +26,13 @@ from typing import Final
 from gpusim.formats.hardware import Copies
 from gpusim.units import KIB
 
-#: Memsets of 96 bytes wait for copies, those of 1 MiB do not (research/2026-11-26-copies-out.md). Nothing is measured
-#: between; traces of the replayed memory plans have none from 16 to 384 KiB.
+#: Memsets of 96 bytes and of 4 KiB run on a copy engine, those of 64 KiB and more as kernels: by their gaps
+#: (research/2026-11-26-memsets.md). Nothing is measured between.
 SMALL_MEMSET_BYTES: Final = 64 * KIB
 
 #: Copies of a CUDA graph that have yet to start, from which on memsets between copies are slow. In timelines of
-#: encoder_12, memsets take 1.9 to 4.1 us longer then, and at most 1.4 us with fewer (research/2026-11-26-memsets.md).
+#: encoder_12, memsets take 1.9 to 4.1 us longer then, and at most 1.4 us with fewer. Before the first copy they are as
+#: fast as without copies, whatever waits (research/2026-11-26-memsets.md).
 MANY_PENDING: Final = 3
 
 
@@ -71,17 +72,17 @@ def switch_ns(copies: Copies, copying: bool, after_copy: bool, waits_for_copy: b
 
 def on_copy_engine(memset: bool, set_bytes: int) -> bool:
     """Return True if a task runs on a copy engine although it is no copy: a small memset."""
-    return memset and 0 < set_bytes <= SMALL_MEMSET_BYTES
+    return memset and 0 < set_bytes < SMALL_MEMSET_BYTES
 
 
-def memset_wait_ns(copies: Copies, to_host: bool, to_device: bool, pending: int) -> float:
+def memset_wait_ns(copies: Copies, to_host: bool, to_device: bool, started: int, pending: int) -> float:
     """Return how much longer a small memset takes that starts during copies in these directions, in ns.
 
-    `pending` copies of its graph have yet to start.
+    Of the copies of its graph, `started` have started or ended, and `pending` have yet to start.
     """
     if to_device:
         return copies.memset_h2d_ns
-    return copies.memset_d2h_ns if to_host or pending >= MANY_PENDING else 0.0
+    return copies.memset_d2h_ns if to_host or (started > 0 and pending >= MANY_PENDING) else 0.0
 
 
 def sm_rate(copies: Copies, working: int) -> float:

@@ -100,22 +100,30 @@ def test_a_memset_that_starts_after_the_copies_does_not_wait() -> None:
     assert spans(run(tested, make_hardware(memset_h2d_ns=80)))[1] == (100, 200)
 
 
-def memset_with_copies_pending(count: int, mode: LaunchMode = "graph") -> tuple[int, int]:
-    """Return start and end of a memset of 100 ns, of a plan with copies that wait for a kernel of 500 ns."""
-    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, queue=1)
-    copies = [copy("h2d" if number % 2 else "d2h", 100, queue=2, deps=[1]) for number in range(count)]
-    tested = plan(memset, task(500), *copies, mode=mode)
-    return spans(run(tested, make_hardware(memset_d2h_ns=30, memset_h2d_ns=80)))[0]
+def memset_with_copies_pending(count: int, mode: LaunchMode = "graph", copied: bool = True) -> int:
+    """Return the time of a memset of 100 ns, of a plan with copies that wait for a kernel of 500 ns.
+
+    The memset waits for a copy that has ended (`copied`), or for a kernel.
+    """
+    first = copy("d2h", 5000, queue=3) if copied else task(100, queue=3, part=0.1)
+    memset = task(100, kind="memset", part=0.0, on_copy_engine=True, queue=1, deps=[0])
+    copies = [copy("h2d" if number % 2 else "d2h", 100, queue=2, deps=[2]) for number in range(count)]
+    tested = plan(first, memset, task(500, part=0.1), *copies, mode=mode)
+    start, end = spans(run(tested, make_hardware(memset_d2h_ns=30, memset_h2d_ns=80)))[1]
+    return end - start
 
 
 def test_small_memsets_are_slow_while_many_copies_of_their_graph_are_pending() -> None:
-    assert memset_with_copies_pending(MANY_PENDING - 1) == (0, 100)
-    assert memset_with_copies_pending(MANY_PENDING) == (0, 130)
+    assert memset_with_copies_pending(MANY_PENDING - 1) == 100
+    assert memset_with_copies_pending(MANY_PENDING) == 130
+
+
+def test_memsets_before_the_first_copy_are_as_fast_as_without_copies() -> None:
+    assert memset_with_copies_pending(MANY_PENDING + 1, copied=False) == 100
 
 
 def test_a_host_launches_copies_too_late_to_slow_memsets() -> None:
-    start, end = memset_with_copies_pending(MANY_PENDING, mode="stream")
-    assert end - start == 100
+    assert memset_with_copies_pending(MANY_PENDING, mode="stream") == 100
 
 
 def test_copies_that_have_started_are_not_pending() -> None:

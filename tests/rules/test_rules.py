@@ -188,7 +188,7 @@ RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], 
     (copies.bytes_per_ns, "copies", (st.booleans(), st.booleans(), st.booleans())),
     (copies.switch_ns, "copies", (st.booleans(), st.booleans(), st.booleans())),
     (copies.sm_rate, "copies", (FEW,)),
-    (copies.memset_wait_ns, "copies", (st.booleans(), st.booleans(), st.integers(0, 9))),
+    (copies.memset_wait_ns, "copies", (st.booleans(), st.booleans(), st.integers(0, 9), st.integers(0, 9))),
     (contention.load, "contention", (st.floats(0.0, 64.0), st.floats(0.0, 64.0))),
     (contention.rate, "contention", (st.floats(1e-4, 64.0), GEMM)),
     (contention.waves, "contention", (st.integers(1, 1 << 40), st.integers(1, 64), FEW, GEMM)),
@@ -274,7 +274,7 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
 
 def test_small_memsets_of_known_size_run_on_a_copy_engine() -> None:
     small = copies.SMALL_MEMSET_BYTES
-    assert [copies.on_copy_engine(True, size) for size in (0, 1, small, small + 1)] == [False, True, True, False]
+    assert [copies.on_copy_engine(True, size) for size in (0, 1, small - 1, small)] == [False, True, True, False]
     assert not copies.on_copy_engine(False, small)  # a kernel, or a copy on the device
     step = make_trace([Step("a", makes="a", kernels=(memset(500), kernel(500)))])
     assert [task.on_copy_engine for task in build_graph(step).tasks[0]] == [True, False]

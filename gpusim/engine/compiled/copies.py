@@ -16,14 +16,15 @@ from gpusim.rules import copies as rules
 work_bytes, bytes_per_ns = rule(rules.work_bytes), rule(rules.bytes_per_ns)
 sm_rate, memset_wait_ns = rule(rules.sm_rate), rule(rules.memset_wait_ns)
 
-#: A copy engine: its active task and a linked list of waiting ones, where -1 stands for none, and the number of copies
-#: of a CUDA graph that have yet to start.
+#: A copy engine: its active task and a linked list of waiting ones, where -1 stands for none, and the numbers of copies
+#: of a CUDA graph that have yet to start, and of copies that have started.
 COPY_ENGINE = np.dtype(
     [
         ("active", "i8"),
         ("head", "i8"),
         ("tail", "i8"),
         ("pending", "i8"),
+        ("started", "i8"),
         ("remaining_bytes", "f8"),
         ("rate", "f8"),
     ],
@@ -37,7 +38,7 @@ def set_up(tasks: Any, nodes: Any, engines: Any, in_graph: bool) -> None:
     for place in range(len(engines)):
         engine = engines[place]
         engine.active = engine.head = engine.tail = -1
-        engine.pending = 0
+        engine.pending = engine.started = 0
         engine.remaining_bytes = engine.rate = 0.0
     if in_graph:
         for index in range(len(nodes)):
@@ -71,7 +72,8 @@ def wait_ns(hw: Any, task: Any, engines: Any, device: int) -> float:
     if task.on_copy_engine == 0.0:
         return 0.0
     h2d, d2h = engines[2 * device], engines[2 * device + 1]
-    return float(memset_wait_ns(hw.copies, d2h.active >= 0, h2d.active >= 0, h2d.pending + d2h.pending))
+    started, pending = h2d.started + d2h.started, h2d.pending + d2h.pending
+    return float(memset_wait_ns(hw.copies, d2h.active >= 0, h2d.active >= 0, started, pending))
 
 
 @jit
@@ -99,6 +101,7 @@ def update(
         if engine.active < 0 and engine.head >= 0:
             engine.active = engine.head
             engine.pending -= 1
+            engine.started += 1
             node = nodes[engine.active]
             engine.head = node.next_copy
             node.start_ns = now
