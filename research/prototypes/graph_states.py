@@ -3,9 +3,10 @@
     python research/prototypes/graph_states.py OUT.json
 
 Each case makes graphs with the same kernels and prints the time of each graph for one kernel, in the order in which
-they were made: alive together, or one at a time; one captured graph instantiated again, with other flags, and uploaded
-before its first launch; with other numbers of kernels; with a kernel that touches more than the cache; with branches.
-All graphs that live together are timed again at the end of their case.
+they were made: one at a time, all alive together, or in threes that live together, as recordings of a schedule do; one
+captured graph instantiated again, with other flags, and uploaded before its first launch; with other numbers of
+kernels; with a kernel that touches more than the cache; with branches. All graphs that live together are timed again at
+the end of their case.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gpusim.gpu.device import provenance, require_gpu
 from gpusim.units import MIB
 
 SPIN_CYCLES, COUNT, REPLAYS = 1500, 12, 25
+TOGETHER = (1, 3, COUNT)
 KERNELS = 120
 SIZES = (15, 30, 60, 120, 240, 480, 960, 1920)
 SWEEP_MIB = 128
@@ -68,17 +70,19 @@ def replay_ns(launch: Launch) -> float:
     return statistics.median(times[5:])
 
 
-def made(make: Callable[[], Launch], kernels: int, alive: bool) -> tuple[list[float], list[float]]:
-    """Return the ns a kernel of each graph, and of all that are alive at the end, again."""
+def made(make: Callable[[], Launch], kernels: int, together: int) -> tuple[list[float], list[float]]:
+    """Return the ns a kernel of each graph, and of all that are alive at the end, again.
+
+    Graphs live until `together` of them do, then all of these go.
+    """
     kept: list[Launch] = []
     first: list[float] = []
     for _ in range(COUNT):
-        launch = make()
-        first.append(replay_ns(launch) / kernels)
-        if alive:
-            kept.append(launch)
-        del launch
-        gc.collect()
+        if len(kept) == together:
+            kept.clear()
+            gc.collect()
+        kept.append(make())
+        first.append(replay_ns(kept[-1]) / kernels)
     return first, [replay_ns(launch) / kernels for launch in kept]
 
 
@@ -104,8 +108,8 @@ class Driver:
         return lambda: self.call("cuGraphLaunch", execution, stream)
 
 
-def cases(sweep: Launch) -> Iterator[tuple[str, Callable[[], Launch], int, bool]]:
-    """Yield name, maker, number of kernels, and whether the graphs live together."""
+def cases(sweep: Launch) -> Iterator[tuple[str, Callable[[], Launch], int, int]]:
+    """Yield name, maker, number of kernels, and how many graphs live together."""
     driver = Driver()
 
     def plain(**options: Any) -> Launch:
@@ -113,20 +117,19 @@ def cases(sweep: Launch) -> Iterator[tuple[str, Callable[[], Launch], int, bool]
         return lambda: graph.replay()
 
     for touched, name in ((None, ""), (sweep, ", beyond the cache")):
-        for alive in (False, True):
-            how = "alive together" if alive else "one at a time"
-            yield f"{how}{name}", partial(plain, kernels=KERNELS, sweep=touched), KERNELS, alive
+        for together in TOGETHER:
+            yield f"{together} together{name}", partial(plain, kernels=KERNELS, sweep=touched), KERNELS, together
     for flags, value in FLAGS.items():
         for upload in (False, True):
             graph = captured(KERNELS, keep=True)
             again = partial(driver.launcher, graph, value, upload)
-            yield f"instantiated again, flags {flags}{', uploaded' if upload else ''}", again, KERNELS, True
+            yield f"instantiated again, flags {flags}{', uploaded' if upload else ''}", again, KERNELS, COUNT
     for branches in (2, 4, 8):
-        yield f"{branches} branches", partial(plain, kernels=KERNELS, branches=branches), KERNELS, True
+        yield f"{branches} branches", partial(plain, kernels=KERNELS, branches=branches), KERNELS, COUNT
     for kernels in SIZES:
-        yield f"{kernels} kernels", partial(plain, kernels=kernels), kernels, True
-    for alive in (False, True):
-        yield f"{'alive together' if alive else 'one at a time'}, last", partial(plain, kernels=KERNELS), KERNELS, alive
+        yield f"{kernels} kernels", partial(plain, kernels=kernels), kernels, COUNT
+    for together in TOGETHER:
+        yield f"{together} together, last", partial(plain, kernels=KERNELS), KERNELS, together
 
 
 def main() -> None:
@@ -141,9 +144,9 @@ def main() -> None:
     for call in (sweep, partial(torch.cuda._sleep, SPIN_CYCLES)):
         call()
     with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-        for name, make, kernels, alive in cases(sweep):
+        for name, make, kernels, together in cases(sweep):
             try:
-                first, again = made(make, kernels, alive)
+                first, again = made(make, kernels, together)
             except RuntimeError as cause:  # flags that this driver does not take
                 print(f"{name}: {cause}", flush=True)
                 continue
