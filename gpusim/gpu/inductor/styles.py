@@ -13,16 +13,18 @@ from typing import Any, Final
 
 from gpusim.errors import UnknownNameError
 
-_COMBO: Final = {"combo_kernels": True, "benchmark_combo_kernel": False}
-_GIVEN_LAYOUT: Final = {"layout_optimization": False}
-#: Additional settings of Inductor, by style.
-_SETTINGS: Final[dict[str, dict[str, Any]]] = {
-    "default": {},
+#: Additional settings of Inductor, by kind of kernels and by layout of images; the first are Inductor's own choices.
+_KINDS: Final[dict[str, dict[str, Any]]] = {
+    "": {},
     "apart": {},
-    "combo": _COMBO,
-    "given_layout": _GIVEN_LAYOUT,
-    "apart_given_layout": _GIVEN_LAYOUT,
-    "combo_given_layout": {**_COMBO, **_GIVEN_LAYOUT},
+    "combo": {"combo_kernels": True, "benchmark_combo_kernel": False},
+}
+_LAYOUTS: Final[dict[str, dict[str, Any]]] = {"": {}, "given_layout": {"layout_optimization": False}}
+#: Additional settings of Inductor, by style: a kind, a layout, or both.
+_SETTINGS: Final = {
+    "_".join(filter(None, (kind, layout))) or "default": {**_KINDS[kind], **_LAYOUTS[layout]}
+    for layout in _LAYOUTS
+    for kind in _KINDS
 }
 STYLES: Final = tuple(_SETTINGS)
 DEFAULT_STYLE: Final = "default"
