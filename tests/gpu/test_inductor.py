@@ -179,6 +179,18 @@ def test_results_that_nobody_uses_have_no_tensor() -> None:
     check_orders(trace, recorded)
 
 
+def test_random_operators_draw_for_images_in_eagers_order() -> None:
+    """Inductor makes images channels last, and these operators draw in the order of memory."""
+    layer = nn.Conv2d(3, 4, 3).requires_grad_(False)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)
+        return (y * torch.rand_like(y)).sum(1)
+
+    trace, recorded = fused_step(function_step(step, torch.randn(2, 3, 6, 6), CPU), "infer")
+    check_orders(trace, recorded)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_wrong_kernel_is_refused(dtype: Any) -> None:
     """Something else overwrites the result of a kernel of the backward pass."""

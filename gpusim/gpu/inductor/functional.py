@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.calls import Call, JointGraph, Value
 from gpusim.gpu.capture.record import live_calls
+from gpusim.gpu.replay.size_rules import is_dense
 
 #: Key of a node's `meta["custom"]` for the name of its call.
 CALL: Final = "gpusim_call"
@@ -87,6 +88,7 @@ def functional_graph(graph: JointGraph, apart: bool = False, traced: Traced | No
     inputs = _inputs(graph, calls, outputs)
     module, mode, fake = (traced or Traced()).of(graph, calls, inputs, outputs)
     values = {node: tuple(node.meta.pop(_VALUES)) for node in module.graph.nodes if _VALUES in node.meta}
+    values |= _keep_order_of_random_numbers(module, values)
     if apart:
         _copy_repeated(module)
     _mark_visible(module, len(outputs) if apart else len(graph.outputs))
@@ -227,6 +229,44 @@ def _without_repeats(module: fx.GraphModule) -> fx.GraphModule:
     from torch._functorch.compile_utils import fx_graph_cse
 
     return fx.GraphModule(module, fx_graph_cse(module.graph))
+
+
+def _keep_order_of_random_numbers(
+    module: fx.GraphModule, values: Mapping[fx.Node, tuple[Value, ...]]
+) -> dict[fx.Node, tuple[Value, ...]]:
+    """Bind arguments of random operators, which draw in the order of memory, to eager's strides.
+
+    Inductor itself may make such an image channels last. Returns `values` of inserted nodes.
+    """
+    added: dict[fx.Node, tuple[Value, ...]] = {}
+    for node in list(module.graph.nodes):
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            continue
+        for argument in node.all_input_nodes:
+            tensor = argument.meta["val"]
+            made_here = not argument.all_input_nodes and tensor.is_contiguous()
+            if tensor.dim() < 3 or made_here or not is_dense(tensor.shape, tensor.stride()):
+                continue
+            bound = with_strides(module.graph, argument, tensor.stride(), node)
+            node.replace_input_with(argument, bound)
+            if argument in values:
+                added[bound] = values[argument]
+    return added
+
+
+def with_strides(graph: fx.Graph, argument: fx.Node, stride: Sequence[int], user: fx.Node) -> fx.Node:
+    """Add a node for `user` with an argument's elements and these strides.
+
+    Inductor copies only what it cannot write with them in the first place.
+    """
+    from torch._inductor.inductor_prims import force_stride_order
+
+    with graph.inserting_before(user):
+        bound = graph.call_function(force_stride_order, (argument, list(stride)))
+    bound.meta.update({key: value for key, value in user.meta.items() if key == "custom"})
+    tensor = argument.meta["val"]
+    bound.meta["val"] = tensor.new_empty_strided(tensor.shape, stride)
+    return bound
 
 
 def _copy_repeated(module: fx.GraphModule) -> None:
