@@ -340,6 +340,51 @@ class Heads(nn.Module):
         return [head(x) for head in self.heads]
 
 
+class Layouts(nn.Module):
+    """Operators that some layouts of images forbid or read otherwise; one image is among the results.
+
+    Random ones draw in the order of memory, views need strides, norms and products want channels last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.depth = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.layer_norm, self.group_norm, self.norm = nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.BatchNorm2d(8)
+        self.widen, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.squeeze, self.excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+        self.down = nn.Conv2d(8, 6, 3, stride=2, padding=1)
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = F.dropout(self.stem(x).relu(), 0.3, self.training)
+        wide = F.gelu(self.widen(self.layer_norm(self.depth(x).permute(0, 2, 3, 1))))
+        x = x + self.narrow(wide).permute(0, 3, 1, 2)
+        x = self.norm(x) * self.excite(self.squeeze(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        x = self.group_norm(F.dropout2d(x, 0.3, self.training))
+        x = x.view(len(x), 2, 4, SIZE, SIZE).transpose(1, 2).reshape(len(x), 8, SIZE, SIZE)  # channels shuffled
+        x = x * torch.rand_like(x)
+        x = F.avg_pool2d(torch.cat([x[:, :4], x[:, 4:] + x[:, :4]], 1), 3, 1, 1)
+        features = self.down(x)
+        return self.head(F.adaptive_avg_pool2d(features, 2).flatten(1)), features
+
+
+class Residual(nn.Module):
+    """Two residual blocks behind a stem; no pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv_bn(3, 8, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(conv_bn(8, 8, 3), conv_bn(8, 8, 3)) for _ in range(2))
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
 class Untrainable(nn.Module):
     """Not capturable in training: it has no parameter."""
 
@@ -425,6 +470,15 @@ def masked(batch: int) -> Made:
 
 def heads(batch: int) -> Made:
     return Heads(), (image(batch),)
+
+
+def layouts(batch: int) -> tuple[nn.Module, tuple[torch.Tensor], Callable[[Any], torch.Tensor]]:
+    """Return a network whose loss needs the image among its results, too."""
+    return Layouts(), (image(batch),), lambda results: results[0].pow(2).sum() + results[1].sum()
+
+
+def residual(batch: int) -> Made:
+    return Residual(), (image(batch),)
 
 
 def untrainable(batch: int) -> Made:

@@ -11,6 +11,7 @@ from gpusim.formats.trace import Role, Source
 from gpusim.gpu.capture.calls import JointGraph
 from gpusim.gpu.capture.record import Recorded, set_roles
 from gpusim.gpu.inductor import styles, versions
+from gpusim.gpu.inductor.channels_last import channels_last
 from gpusim.gpu.inductor.functional import FunctionalGraph, Traced, functional_graph
 from gpusim.gpu.inductor.places import Places
 from gpusim.gpu.inductor.read import Read, read_lines
@@ -70,6 +71,8 @@ def compiled_calls(
     changed = {"fallback_random": True, **styles.settings_of(style)}
     with config.patch(versions.settings(**changed)), styles.decisions(style, noted):
         functional = functional_graph(graph, apart, traced)
+        if styles.converts_images(style):
+            functional = channels_last(functional)
         device = functional.fake_inputs[0].device
         ids = {name: index for index, name in recorded.named.items()}
         places = Places.of_inputs(functional, recorded, ids, device)

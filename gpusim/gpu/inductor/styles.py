@@ -13,21 +13,32 @@ from typing import Any, Final
 
 from gpusim.errors import UnknownNameError
 
+DEFAULT_STYLE: Final = "default"
+GIVEN_LAYOUT: Final = "given_layout"
+#: Layout in which the graph itself has images channels last: see `gpusim.gpu.inductor.channels_last`.
+CHANNELS_LAST: Final = "channels_last"
 #: Additional settings of Inductor, by kind of kernels and by layout of images; the first are Inductor's own choices.
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "": {},
     "apart": {},
     "combo": {"combo_kernels": True, "benchmark_combo_kernel": False},
 }
-_LAYOUTS: Final[dict[str, dict[str, Any]]] = {"": {}, "given_layout": {"layout_optimization": False}}
+_LAYOUTS: Final[dict[str, dict[str, Any]]] = {
+    "": {},
+    GIVEN_LAYOUT: {"layout_optimization": False},
+    CHANNELS_LAST: {"layout_optimization": True, "force_layout_optimization": True},
+}
+
+
+def _named(kind: str, layout: str) -> str:
+    return "_".join(filter(None, (kind, layout))) or DEFAULT_STYLE
+
+
 #: Additional settings of Inductor, by style: a kind, a layout, or both.
 _SETTINGS: Final = {
-    "_".join(filter(None, (kind, layout))) or "default": {**_KINDS[kind], **_LAYOUTS[layout]}
-    for layout in _LAYOUTS
-    for kind in _KINDS
+    _named(kind, layout): {**_KINDS[kind], **_LAYOUTS[layout]} for layout in _LAYOUTS for kind in _KINDS
 }
 STYLES: Final = tuple(_SETTINGS)
-DEFAULT_STYLE: Final = "default"
 
 
 def settings_of(style: str) -> dict[str, Any]:
@@ -35,6 +46,16 @@ def settings_of(style: str) -> dict[str, Any]:
     if style not in _SETTINGS:
         raise UnknownNameError("style", style, STYLES)
     return _SETTINGS[style]
+
+
+def converts_images(style: str) -> bool:
+    """Whether the step's graph is made channels last before Inductor has it."""
+    return _layout_of(style) == CHANNELS_LAST
+
+
+def _layout_of(style: str) -> str:
+    """Return the layout that a style asks for, or "" where Inductor decides."""
+    return next((layout for layout in _LAYOUTS if layout and style.endswith(layout)), "")
 
 
 @dataclass
@@ -52,12 +73,16 @@ class Noted:
 
         `combos`: combo kernels promise to save launches.
         """
-        given = self.style == "given_layout" or not self.layout_optimized
-        styles = [] if not self.joins_calls else ["apart_given_layout" if given else "apart"]
-        if self.layout_optimized or self.style == "given_layout":
-            styles.append("given_layout" if self.style == DEFAULT_STYLE else DEFAULT_STYLE)
+        layout = _layout_of(self.style)
+        styles = []
+        if self.joins_calls:
+            styles.append(_named("apart", layout if layout or self.layout_optimized else GIVEN_LAYOUT))
+        if layout == GIVEN_LAYOUT:
+            styles.insert(0, CHANNELS_LAST)  # the step's first style: it trains on images
+        elif self.layout_optimized:
+            styles.append(GIVEN_LAYOUT)
         if combos:
-            styles.append("combo_given_layout" if self.style == "given_layout" else "combo")
+            styles.append(_named("combo", layout))
         return styles
 
 
@@ -67,7 +92,7 @@ def first_style(images: bool, training: bool) -> str:
     In training Inductor of torch 2.11 makes images channels last in the forward pass only: a convolution's backward
     takes them in eager's layout (`constrain_to_fx_strides` in `_inductor/lowering.py`), each copied once more.
     """
-    return "given_layout" if images and training else DEFAULT_STYLE
+    return GIVEN_LAYOUT if images and training else DEFAULT_STYLE
 
 
 @contextmanager

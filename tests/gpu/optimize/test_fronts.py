@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,14 +15,14 @@ from gpusim.formats.trace import KERNEL, Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
 from gpusim.gpu.inductor import functional
 from gpusim.gpu.inductor.combos import promises_combos, saved_launches
-from gpusim.gpu.inductor.styles import DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
+from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
 from gpusim.gpu.optimize import choose, fronts, kept_step, make
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, UserRunner
 from gpusim.gpu.replay.variants import CONVOLUTIONS
 from tests.support.helpers import chain_trace, make_trace, op, wide_trace
-from tests.support.networks import Branches, image
-from tests.support.optimizing import fast
+from tests.support.networks import Branches, Residual, image
+from tests.support.optimizing import eager_step, fast
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +37,10 @@ def _short_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def by_inductor(model: torch.nn.Module, **options: Any) -> tuple[Any, list[str]]:
+def by_inductor(model: torch.nn.Module, inputs: Any = None, **options: Any) -> tuple[Any, list[str]]:
     lines: list[str] = []
     given = {"budget_s": choose.KERNELS_FROM_S, "frontends": ("inductor",), "say": lines.append, **options}
-    return fast(model, image(2), **given), lines
+    return fast(model, image(2) if inputs is None else inputs, **given), lines
 
 
 def branches() -> Branches:
@@ -60,8 +61,9 @@ def same(step: Any, model: torch.nn.Module) -> None:
         (Noted(joins_calls=True), ["apart_given_layout"]),
         (Noted(layout_optimized=True), ["given_layout"]),
         (Noted(joins_calls=True, layout_optimized=True), ["apart", "given_layout"]),
-        (Noted("given_layout"), [DEFAULT_STYLE]),
-        (Noted("given_layout", joins_calls=True), ["apart_given_layout", DEFAULT_STYLE]),
+        (Noted("given_layout"), ["channels_last"]),
+        (Noted("given_layout", joins_calls=True), ["channels_last", "apart_given_layout"]),
+        (Noted("channels_last", True, True), ["apart_channels_last", "given_layout"]),
     ],
 )
 def test_styles_that_decide_otherwise_are_tried(noted: Noted, others: list[str]) -> None:
@@ -71,7 +73,8 @@ def test_styles_that_decide_otherwise_are_tried(noted: Noted, others: list[str])
 
 def test_combo_kernels_are_a_style_in_the_layout_of_the_first() -> None:
     assert Noted().other_styles(combos=True) == ["combo"]
-    assert Noted("given_layout", joins_calls=True).other_styles(combos=True)[-1] == "combo_given_layout"
+    for layout in ("given_layout", "channels_last"):
+        assert Noted(layout, joins_calls=True).other_styles(combos=True)[-1] == f"combo_{layout}"
     settings = settings_of("combo_given_layout")
     assert settings["combo_kernels"] is True
     assert settings["layout_optimization"] is False
@@ -136,6 +139,29 @@ def test_other_styles_are_compiled_and_predicted_and_the_best_is_right(monkeypat
     assert lines.count("searching") <= make.SEARCHED
     assert traced == [1]
     same(step, model)
+
+
+def test_training_channels_last_ends_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients reach the fused optimizer in the layout of the parameters."""
+    monkeypatch.setattr(fronts, "first_style", lambda *_: CHANNELS_LAST)
+    monkeypatch.setattr(make, "LIMIT_S", {"infer": 0.0, "train": 0.0})
+    torch.manual_seed(0)
+    model = Residual()
+    other = copy.deepcopy(model)
+    mine, theirs = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9, fused=True) for each in (model, other))
+    step, lines = by_inductor(
+        model, (image(2), torch.tensor([1, 3])), loss=torch.nn.functional.cross_entropy, optimizer=mine
+    )
+    eager = eager_step(other, theirs)
+    assert "compiling it with Inductor (channels_last)" in lines
+    assert step.gain.frontend == "inductor"
+    for _ in range(3):
+        x, y = image(2), torch.randint(0, 7, (2,))
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-3, atol=1e-3)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight, other.get_parameter(name), rtol=5e-3, atol=5e-3)
+        assert weight.grad is not None
+        assert weight.grad.stride() == weight.stride()
 
 
 def test_no_style_is_compiled_where_no_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
