@@ -157,6 +157,13 @@ def test_attention_and_dropout_inside_of_torch_are_those_of_a_gpu(own: Path) -> 
     assert nn.functional.dropout is DROPOUT
 
 
+def test_a_parameter_that_two_modules_share_is_one() -> None:
+    trace = estimated(f"{Path(__file__).parents[1] / 'support' / 'networks.py'}:shared")
+    names = {t.name for t in trace.tensors if t.role == "parameter"}
+    assert {"body.weight", "body.bias"} <= names
+    assert "tied.weight" not in names
+
+
 def test_step_that_is_not_trained_drops_nothing(own: Path) -> None:
     assert not any("dropout" in op.target or "bernoulli" in op.target for op in estimated(f"{own}:fused", "infer").ops)
 

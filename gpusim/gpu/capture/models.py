@@ -76,7 +76,7 @@ def load_step(
         network, (module, inputs, loss) = name, _from_file(Path(kind), name, batch)
     else:
         raise CaptureError(f"model '{spec}': give torchvision:NAME, timm:NAME or path/to/file.py:function")
-    module = module.to(device=device, dtype=torch_dtype(dtype)).train(mode == "train")
+    module = _moved(module, device, torch_dtype(dtype)).train(mode == "train")
     inputs = pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype).to(device), inputs)
     if memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)
@@ -87,6 +87,20 @@ def load_step(
         raise CaptureError(f"model '{spec}' has no trainable parameter; capture it in mode infer")
     target = None if loss else _target_for(module, inputs)
     return ModelStep(network, module, inputs, target, loss or default_loss)
+
+
+def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Move a module. Parameters that several modules share stay one: torch makes several on the device `meta`."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((owner, name))
+    module = module.to(device=device, dtype=dtype)
+    for (first, own), *others in places.values():
+        for owner, name in others:
+            owner._parameters[name] = first._parameters[own]
+    return module
 
 
 def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:
