@@ -52,10 +52,15 @@ _RESULTS: Final = {1: "n", 2: "nc", 3: "nhc", 4: "nchw", 5: "ncwhw"}
 _MORE: Final = {1: "h", 2: "h", 3: "w", 4: "w", 5: "w"}
 
 
-def of_input(shape: Sequence[int], batch: int, integers: bool) -> Frame | None:
-    """Return the frame of an input of the step; None if its first dimension is not the batch."""
+def of_input(shape: Sequence[int], batch: int, integers: bool, channels_first: bool = False) -> Frame | None:
+    """Return the frame of an input of the step; None if its first dimension is not the batch.
+
+    With `channels_first`, a sequence has its channels before its positions.
+    """
     if not shape or shape[0] != batch:
         return None
+    if channels_first and len(shape) == 3:
+        return Frame(tuple(((letter, size),) for letter, size in zip("nch", shape, strict=True)))
     if integers and len(shape) == 2:
         return Frame(((("n", batch),), (("h", shape[1]),)))
     return by_rank(shape, batch)

@@ -17,6 +17,7 @@ from gpusim.errors import OptionError
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, of_input
+from gpusim.layerwise.image_rules import takes_channels_first
 from gpusim.layerwise.layer_rules import broadcast, rule_of
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
 from gpusim.layerwise.norm_rules import is_of_each_sample
@@ -153,10 +154,12 @@ class _Reader:
         self.added: set[int] = set()
         """Losses that are part of another one's sum."""
         self._names: Counter[str] = Counter()
+        channels_first = {t for op in trace.ops if op.phase == "forward" for t in takes_channels_first(trace, op)}
         for index, tensor in enumerate(trace.tensors):
             if tensor.role in ("input", "target"):
                 integers = tensor.dtype.startswith("int")
-                self.values[index] = _Value(BATCH, of_input(tensor.shape, self.batch, integers))
+                frame = of_input(tensor.shape, self.batch, integers, index in channels_first)
+                self.values[index] = _Value(BATCH, frame)
         self._readers = Readers(trace)
         self._zeros = _lasting_zeros(trace)
         for index, op in enumerate(trace.ops):

@@ -11,14 +11,17 @@ from gpusim.layerwise.operands import CannotRunError
 
 
 def convolution(trace: Trace, op: Op) -> tuple[LayerOp, ...]:
+    """A convolution; positions of a sequence are rows."""
     weight = trace.tensors[op.args[1]["tensor"]].shape
     groups, transposed = int(op.args[8]), bool(op.args[6])
+    of_sequence = len(weight) == 3
     options = {
-        "kernel": (weight[2], weight[3]),
-        "stride": _pair(op.args[3]),
-        "padding": _pair(op.args[4]),
-        "dilation": _pair(op.args[5]),
+        "kernel": (weight[2], 1) if of_sequence else (weight[2], weight[3]),
+        "stride": (_pair(op.args[3])[0], 1) if of_sequence else _pair(op.args[3]),
+        "padding": (_pair(op.args[4])[0], 0) if of_sequence else _pair(op.args[4]),
+        "dilation": (_pair(op.args[5])[0], 1) if of_sequence else _pair(op.args[5]),
         "groups": groups,
+        "sequence": of_sequence,
         "bias": op.args[2] is not None,
         "channels": (weight[0], weight[1] * groups) if transposed else (weight[1] * groups, weight[0]),
     }

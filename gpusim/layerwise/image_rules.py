@@ -1,4 +1,4 @@
-"""Rules of operators on images: convolutions, transposed ones, pools, and maps made larger."""
+"""Rules of operators on images and sequences: convolutions, transposed ones, pools, and maps made larger."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ _CORNERS = 2
 #: Neighbours on each side that an element of a larger map needs.
 UPSAMPLINGS: Final = {"upsample_nearest2d": 0, "upsample_bilinear2d": 1}
 IMAGE: Final = ("n", "c", "h", "w")
+#: Channels before positions: as a convolution of one dimension takes them, and a pool, after a view.
+SEQUENCE: Final = ("n", "c", "h")
+_SEQUENCE_OF_POOL: Final = ("n", "c", "", "h")
 
 
 def of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int], inputs: Inputs) -> Rule | None:
@@ -38,6 +41,42 @@ def of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int]
         rows = tuple(row if place < 2 else () for place, row in enumerate(first.rows))[: len(shape)]
         return Rule("pool", "nc", Frame(rows), prod(first.extents), ((SAME, SAME, ALL, ALL),))
     return None
+
+
+def of_sequence(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int], inputs: Inputs) -> Rule | None:
+    """Return the rule of an operator on channels by positions; None for another one."""
+    if name in rules.CONVOLUTIONS and second_factor(op, name) not in {tensor for tensor, _ in inputs}:
+        return _convolution_of_sequence(trace, op, shape) if first.is_rows_of(*SEQUENCE) else None
+    if not first.is_rows_of(*_SEQUENCE_OF_POOL):
+        return None
+    if name in rules.WINDOWS:
+        row, positions = _windows(op)
+        frame = Frame((*image(shape).rows[:2], (), (("h", shape[3]),)))
+        return Rule("pool", "nch", frame, prod(shape) * positions.kernel, ((SAME, SAME, positions, row),))
+    if name == "mean" and _is_global_pool(op):
+        rows = (*first.rows[:2], (), ())[: len(shape)]
+        return Rule("pool", "nc", Frame(rows), prod(first.extents), ((SAME, SAME, ALL, ALL),))
+    return None
+
+
+def _convolution_of_sequence(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
+    """Return the rule of a convolution of one dimension; None for a transposed one."""
+    weight = trace.tensors[tensors_in(op.args[1])[0]].shape
+    if len(weight) != 3 or len(shape) != 3 or op.args[_TRANSPOSED]:
+        return None
+    groups = int(op.args[_GROUPS])
+    positions = Need("window", weight[2], *(_at(op.args[each], 0) for each in (_STRIDE, _PADDING, _DILATION)))
+    needs = (SAME, ALL if groups == 1 else SCALE, positions, SAME)
+    frame = Frame(tuple(((letter, size),) for letter, size in zip("nch", shape, strict=True)))
+    flops, unit = 2 * prod(shape) * prod(weight[1:]), shape[1] // groups if groups > 1 else 1
+    return Rule("convolution", "nch", frame, flops, (needs,), unit)
+
+
+def takes_channels_first(trace: Trace, op: Op) -> list[int]:
+    """Return the tensor of which a convolution of one dimension knows that channels come before positions."""
+    if rules.base_name(op) not in rules.CONVOLUTIONS or len(trace.tensors[tensors_in(op.args[1])[0]].shape) != 3:
+        return []
+    return tensors_in(op.args[0])
 
 
 def _convolution(trace: Trace, op: Op, shape: Sequence[int]) -> Rule | None:
@@ -85,15 +124,22 @@ def _upsampling(op: Op, name: str, first: Frame, shape: Sequence[int]) -> Rule:
 
 
 def _pool(op: Op, shape: Sequence[int]) -> Rule:
+    height, width = _windows(op)
+    return Rule(
+        "pool", "nchw", image(shape), prod(shape) * height.kernel * width.kernel, ((SAME, SAME, height, width),)
+    )
+
+
+def _windows(op: Op) -> tuple[Need, Need]:
+    """Return what a pool needs of the last two dimensions."""
     kernel = op.args[_KERNEL]
     stride = op.args[_POOL_STRIDE] if len(op.args) > _POOL_STRIDE and op.args[_POOL_STRIDE] else kernel
     padding = op.args[_POOL_PADDING] if len(op.args) > _POOL_PADDING else (0, 0)
     dilation: Any = (1, 1)
     if rules.base_name(op).startswith("max") and len(op.args) > _POOL_DILATION:
         dilation = op.args[_POOL_DILATION]
-    height, width = (Need("window", _at(kernel, d), _at(stride, d), _at(padding, d), _at(dilation, d)) for d in (0, 1))
-    flops = prod(shape) * _at(kernel, 0) * _at(kernel, 1)
-    return Rule("pool", "nchw", image(shape), flops, ((SAME, SAME, height, width),))
+    first, second = (Need("window", _at(kernel, d), _at(stride, d), _at(padding, d), _at(dilation, d)) for d in (0, 1))
+    return first, second
 
 
 def _at(value: Any, place: int) -> int:

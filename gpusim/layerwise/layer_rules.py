@@ -12,7 +12,7 @@ from math import prod
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, by_rank
-from gpusim.layerwise.image_rules import IMAGE, of_image
+from gpusim.layerwise.image_rules import IMAGE, of_image, of_sequence
 from gpusim.layerwise.layers import ALL, SAME, Extents, Need
 from gpusim.layerwise.norm_rules import normalisation
 from gpusim.layerwise.rule import Inputs, Needs, Rule, parameters_of, second_factor, tensors_in
@@ -43,6 +43,8 @@ def rule_of(
     if first is not None:
         if first.is_rows_of(*IMAGE):
             rule = of_image(trace, op, name, first, shape, inputs)
+        if rule is None:
+            rule = of_sequence(trace, op, name, first, shape, inputs)
         if rule is None and name in rules.LINEAR:
             rule = _linear(trace, op, first, shape)
         if rule is None and name in rules.ATTENTION:

@@ -55,6 +55,21 @@ class _Channels(nn.Module):
         return found.transpose(1, 2)
 
 
+class _Positions(nn.Module):
+    """A layer on channels by positions, which the network is given so."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.last = layer, nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(x).mean(2))
+
+
+def _positions(make: Callable[[], nn.Module]) -> Callable[[int], Made]:
+    return lambda batch: (_Positions(make()), torch.randn(batch, 4, 11))
+
+
 group_norm = _image(lambda: nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU()))
 group_norm_alone = _image(lambda: nn.GroupNorm(2, 8, affine=False))
 group_norm_of_sequence = _sequence(lambda: _Channels(nn.GroupNorm(2, 8)))
@@ -63,6 +78,13 @@ instance_norm_with_weights = _image(lambda: nn.InstanceNorm2d(8, affine=True))
 rms_norm = _sequence(lambda: nn.RMSNorm(8, eps=1e-5))
 layer_norm_without_bias = _sequence(lambda: nn.LayerNorm(8, bias=False))
 layer_norm_alone = _sequence(lambda: nn.LayerNorm(8, elementwise_affine=False))
+
+convolved = _sequence(lambda: _Channels(nn.Conv1d(8, 8, 3, padding=1)))
+convolved_with_gaps = _sequence(lambda: _Channels(nn.Conv1d(8, 8, 2, stride=2, dilation=2, padding=1)))
+convolved_groups = _sequence(lambda: _Channels(nn.Conv1d(8, 8, 3, padding=2, groups=4, bias=False)))
+convolved_from_the_batch = _positions(lambda: nn.Conv1d(4, 8, 5, stride=2, padding=2))
+pooled_positions = _sequence(lambda: _Channels(nn.MaxPool1d(3, stride=2, padding=1)))
+averaged_positions = _sequence(lambda: _Channels(nn.AvgPool1d(2)))
 
 upsampled = _image(lambda: nn.Upsample(scale_factor=2))
 upsampled_thrice = _image(lambda: nn.Upsample(scale_factor=(3, 2), mode="bilinear"))

@@ -172,12 +172,7 @@ def _run(
         return run_laid_out(op, value if not isinstance(value, torch.Tensor) else [value], named)
     assert first is not None
     if kind == "convolution":
-        groups = options["groups"] * named["weight"].shape[0] // options["channels"][1]
-        padding = _left_to_add(options["padding"], padded)
-        dilation = options.get("dilation", 1)
-        return functional.conv2d(
-            first, named["weight"], named.get("bias"), options["stride"], padding, dilation, max(1, groups)
-        )
+        return _convolution(op, first, named, padded)
     if kind == "transposed_convolution":
         return transposed_convolution(op, first, named, layer, where.box(layer))
     if kind == "upsampling":
@@ -239,6 +234,21 @@ def _run(
         losses = functional.cross_entropy(first, targets, reduction="sum")
         return losses / (where.batch * first.shape[2] * first.shape[3])
     raise OptionError(f"layer '{layer.name}': nothing runs a {kind}")
+
+
+def _convolution(
+    op: LayerOp, value: torch.Tensor, named: dict[str, torch.Tensor], padded: tuple[bool, bool]
+) -> torch.Tensor:
+    """A share of a convolution; positions of a sequence are taken as columns of one row, as torch does."""
+    options, weight, bias = op.options, named["weight"], named.get("bias")
+    groups = max(1, options["groups"] * weight.shape[0] // options["channels"][1])
+    stride, padding = options["stride"], _left_to_add(options["padding"], padded)
+    dilation = options.get("dilation", 1)
+    if not options.get("sequence"):
+        return functional.conv2d(value, weight, bias, stride, padding, dilation, groups)
+    row, pairs = value.transpose(2, 3), (stride, padding, dilation)
+    turned = [each if isinstance(each, int) else each[::-1] for each in pairs]
+    return functional.conv2d(row, weight.transpose(2, 3), bias, *turned, groups).transpose(2, 3)
 
 
 def _pointwise(layer: Layer, op: LayerOp, given: Sequence[torch.Tensor]) -> torch.Tensor:
