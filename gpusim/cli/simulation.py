@@ -119,7 +119,7 @@ def explore(
         return
     print_explored(explored, tried=trial is not None)
     if trial is not None:
-        print_trial(trial)
+        print_trial(trial, step.trace)
     if target is not None:
         tell(f"schedule written to {target}")
 

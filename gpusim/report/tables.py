@@ -293,7 +293,7 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
         same += ", but they are for any input: that shows nothing"
     eager = f"\n  eager step        {_timing(truth.eager)}  (with the capture)" if truth else ""
     peak, sequential_peak = format_bytes(measurement.peak_bytes), format_bytes(measurement.sequential_peak_bytes)
-    note = not_as_captured(measurement)
+    note = not_as_captured(measurement, trace)
     note = f"\n  note              {note}" if note else ""
     predicted, predicted_alone = format_ns(measurement.predicted_ns), format_ns(measurement.predicted_sequential_ns)
     verdict = ("equal", "green") if outputs.equal else ("DIFFERENT", "red")

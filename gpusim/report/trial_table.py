@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusim.formats.trace import Trace
 from gpusim.report.as_captured import not_as_captured
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
@@ -24,7 +25,7 @@ def trial_document(trial: Trial) -> dict[str, Any]:
     }
 
 
-def print_trial(trial: Trial) -> None:
+def print_trial(trial: Trial, trace: Trace) -> None:
     """Print the schedules tried, and the replay of the fastest."""
     out = console()
     table = Table(show_edge=False, header_style="bold")
@@ -49,6 +50,6 @@ def print_trial(trial: Trial) -> None:
             f"{format_ns(measurement.schedule.median_ns)}, {text}, outputs equal{kept}",
         )
     )
-    note = not_as_captured(measurement)
+    note = not_as_captured(measurement, trace)
     if note:
         out.print(f"Note: {note}.")

@@ -103,7 +103,7 @@ def anchored_again(results: Path, traces: Mapping[str, Path] | None = None) -> d
     """Return new predictions of schedules beside a sequential graph that is not as captured, by number of case.
 
     They are anchored to the sequential graph of the same run. `traces` and what is raised are as for
-    `replayed_schedules`; there are none for memory plans.
+    `replayed_schedules`; there are none for memory plans, and for traces without a capture's times.
     """
     if is_file(plans_path(results)):
         return {}
@@ -111,7 +111,7 @@ def anchored_again(results: Path, traces: Mapping[str, Path] | None = None) -> d
     graphs: dict[tuple[str, int], OpGraph] = {}
     found: dict[int, ResultCase] = {}
     for number, (case, graph, schedule) in enumerate(replayed_schedules(results, traces)):
-        if is_as_captured(case.predicted_sequential_ns, case.sequential_ns):
+        if graph.trace.ground_truth is None or is_as_captured(case.predicted_sequential_ns, case.sequential_ns):
             continue
         key = case.trace, case.sequential_ns
         if key not in graphs:

@@ -185,11 +185,11 @@ def test_report_has_every_schedule_tried_and_the_measured_speedup(
     document = trial_document(trial)
     assert [row["measured_ns"] for row in document["tried"]] == [700, 600]
     assert document["best"] == {"policy": trial.best.policy, "streams": trial.best.streams}
-    print_trial(trial)
+    print_trial(trial, WIDE)
     assert "2.00x over the sequential graph" in capsys.readouterr().out
     play([700], replayed_ns=1100)
     _, trial = try_best(explored, 1, command="c")
-    print_trial(trial)
+    print_trial(trial, WIDE)
     assert "the sequential graph stays" in " ".join(capsys.readouterr().out.split())
 
 

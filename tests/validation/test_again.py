@@ -8,13 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from gpusim.cli import cli
 from gpusim.errors import MeasurementError, OptionError, ScheduleError
 from gpusim.formats.results import read_results
-from gpusim.trace.store import bundled_traces, read_trace
+from gpusim.trace.store import bundled_traces, read_trace, write_trace
 from gpusim.validation.again import anchored_again, traces_in
 from gpusim.validation.replayed import SUFFIX
 from gpusim.validation.tables import summary_lines
@@ -52,6 +53,25 @@ def beside(results: Path, share: float) -> None:
             "sequential_ns": round(share * truth.graph.median_ns),
         }
     results.write_text(json.dumps(document))
+
+
+def test_results_without_a_predicted_sequential_graph_are_predicted_again(results: Path) -> None:
+    """0 is allowed in a results file: nothing is known that could differ."""
+    document = json.loads(results.read_text())
+    for case in document["cases"]:
+        case["predicted_sequential_ns"] = 0
+    results.write_text(json.dumps(document))
+    assert anchored_again(results) == {}
+    assert not any("from its capture" in line for line in summary_lines(read_results(results).cases))
+
+
+def test_a_trace_without_times_of_a_capture_is_not_anchored_anew(results: Path, tmp_path: Path) -> None:
+    """`--traces` may name an estimate of the same step."""
+    beside(results, 0.94)
+    name = read_results(results).cases[0].trace
+    estimate = msgspec.structs.replace(read_trace(bundled_traces()[name]), ground_truth=None)
+    write_trace(estimate, tmp_path / f"{name}.json.gz")
+    assert anchored_again(results, traces_in(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(("share", "differs"), [(0.98, False), (1.02, False), (0.94, True), (1.05, True)])
