@@ -24,6 +24,7 @@ from gpusim.layerwise.costs import Problem
 from gpusim.layerwise.fixed_plans import Choice
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.lowering import lower_plan
+from gpusim.layerwise.network_builder import NetworkBuilder
 from tests.support.layer_networks import chain
 from tests.support.rank import networks, plans
 
@@ -161,6 +162,23 @@ def test_small_sums_after_the_backward_pass_read_the_gradients_of_all_ranks(monk
     problem = Problem(graph, gpus, topology, Roofline(hardware), hardware, bucket_bytes=2048, direct=True)
     lowered = lower_plan(problem, choice)
     assert [task.name for task in lowered.plan.tasks].count("sum") == 1
+
+
+def test_a_bucket_of_layers_that_nothing_uses_is_not_summed() -> None:
+    """They have weights without gradients; no other weights share their configuration."""
+    net = NetworkBuilder("side", 2)
+    at = net.convolution((3, 8, 8), 4, 3, padding=1, relu=True)
+    net.convolution(at, 4, 3, padding=1)
+    net.loss(net.linear(net.flatten(at), 8))
+    graph, gpus = net.graph().for_gpus(2), 2
+    choice = (Config(h=2), Config(n=2), Config(n=2), Config(c=2), Config(n=2))
+    ranks = run_in_threads(graph, choice, gpus, steps=2)
+    assert any(sums_by_reading(bucket, gpus) and bucket.layers == (1,) for bucket in ranks[0].buckets)
+    data = make_data(graph, 0, torch.float64, CPU)
+    _, expected = run_on_one_device(graph, data, dtype=torch.float64, seed=0, device=CPU)
+    name, gradient = next(iter(ranks[0].gradients().items()))
+    assert name.startswith(graph.layers[0].name)
+    assert torch.allclose(gradient, expected[name])
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["small_cnn", "encoder"])

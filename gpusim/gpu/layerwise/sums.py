@@ -24,6 +24,8 @@ class GradientSums:
 
         `reads` allows to read those of all ranks at once (`sums_by_reading`).
         """
+        if not parameters:  # of layers whose results nothing uses
+            return
         together: list[torch.Tensor] = []
         if reads:
             flat = self._transport.sum_by_reading([each.grad for each in parameters if each.grad is not None])
