@@ -146,6 +146,7 @@ def within_limit(
         if planned.ready.peak_bytes <= limit_bytes:
             return planned, ""
         say(f"the searched memory plan takes {format_bytes(planned.ready.peak_bytes)}")
+        del planned  # its graph has memory
 
     def for_budget(budget_bytes: int) -> Planned | None:
         best = compare_policies(graph, policies=[LEAST_TIME], budget_bytes=budget_bytes).best
@@ -164,9 +165,15 @@ def within_limit(
         say(f"a memory plan for {format_bytes(budget_bytes)} takes {format_bytes(taken_bytes)}")
         # From what the plan was to take: a budget that it leaves room in would have to be reduced by that room first.
         budget_bytes = min(budget_bytes, within.outcome.peak_bytes) - (taken_bytes - limit_bytes)
-        del within  # its graph has memory
+        del within
     planner = LeastTime(Setting(graph, evaluator.storages), evaluator)
-    least = for_budget(planner.least_peak.peak_bytes)
+    least_bytes = planner.least_peak.peak_bytes
+    try:
+        least = for_budget(least_bytes)
+    except torch.cuda.OutOfMemoryError:
+        if least_bytes <= limit_bytes:
+            raise
+        least = None  # more than the GPU has
     if least is None:
         return None, planner.shortfall(limit_bytes)
     if least.ready.peak_bytes <= limit_bytes:

@@ -6,7 +6,9 @@ On the CPU, where copies are ordinary ones: what a plan moves or computes again 
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from gpusim.gpu.optimize import choose, memory
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, Ready, _InOrder
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.units import format_bytes, parse_bytes
 from tests.support.optimizing import Batch, Twins, eager_step, fast
@@ -210,6 +213,60 @@ def test_smallest_limit_that_works_counts_workspaces(monkeypatch: pytest.MonkeyP
     assert isinstance(step, OptimizedStep)
     assert step.gain is not None
     assert step.gain.peak_bytes <= smallest
+
+
+def traced(limit_bytes: int) -> tuple[Captured, OpGraph]:
+    """Return the step as it is captured, and the graph that its plans are made for."""
+    found: list[tuple[Captured, OpGraph]] = []
+
+    def noted(captured: Captured, graph: OpGraph, *_: Any) -> tuple[None, str]:
+        found.append((captured, graph))
+        return None, "noted"
+
+    model = chain()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "within_limit", noted)
+        within(model, sgd(model.parameters()), limit_bytes, warn=lambda _: None)
+    return found[0]
+
+
+def test_plans_that_take_too_much_are_let_go_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each has a graph with memory of its own, the searched one too."""
+    limit = least_bytes() * 3 // 4
+    captured, graph = traced(limit)
+    alive: list[weakref.ref[memory.MemoryReady]] = []
+
+    class Counted(memory.MemoryReady):
+        def __init__(self, *given: Any) -> None:
+            gc.collect()
+            assert all(other() is None for other in alive)
+            super().__init__(*given)
+            alive.append(weakref.ref(self))
+            self._peak_bytes += limit if len(alive) < 3 else 0
+
+    monkeypatch.setattr(memory, "MemoryReady", Counted)
+    best = memory.compare_policies(graph, policies=["least_time"], budget_bytes=limit).best
+    assert best is not None
+    assert best.outcome is not None
+    searched = replace(best.outcome.plan, op_streams=(0,) * len(graph.trace.ops))
+    planned, _ = memory.within_limit(captured, graph, limit, torch.device("cpu"), lambda _: None, searched)
+    assert planned is not None
+    assert len(alive) == 3
+
+
+def test_a_smallest_plan_that_no_gpu_holds_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is prepared to measure its workspaces; where it does not fit the GPU, the plan alone names the limit."""
+    captured, graph = traced(50_000)
+
+    def full(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(memory, "prepare_memory", full)
+    planned, problem = memory.within_limit(captured, graph, 50_000, torch.device("cpu"), lambda _: None)
+    assert planned is None
+    assert "the smallest budget that works for a plan found here is" in problem
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # of plans that were to fit the limit
+        memory.within_limit(captured, graph, 1 << 40, torch.device("cpu"), lambda _: None)
 
 
 def cached_plan(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
