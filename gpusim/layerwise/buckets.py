@@ -1,7 +1,8 @@
 """Buckets in which a plan's gradients are summed during the backward pass, as in DistributedDataParallel.
 
-The simulation and the execution of a plan take them from here. All ranks derive the same buckets in the same order from
-a plan, so ranks that compute different layers start the sums that they share in the same order.
+The simulation and the execution of a plan take them from here; weights that several layers use are summed apart. All
+ranks derive the same buckets in the same order from a plan, so ranks that compute different layers start the sums that
+they share in the same order.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def gradient_buckets(graph: LayerGraph, choice: tuple[Config, ...], bucket_bytes
     summed = [
         index
         for index in reversed(range(len(graph)))
-        if graph.layers[index].weight_elements and not choice[index].replicated and choice[index].replicas > 1
+        if _own_bytes(graph.layers[index], choice[index])
+        and not choice[index].replicated
+        and choice[index].replicas > 1
     ]
     to_come: dict[Config, int] = {}
     for index in summed:
@@ -67,7 +70,7 @@ def gradient_buckets(graph: LayerGraph, choice: tuple[Config, ...], bucket_bytes
 
 
 def _own_bytes(layer: Layer, config: Config) -> int:
-    return -(-layer.weight_elements // config.c) * layer.element_bytes
+    return -(-(layer.weight_elements - layer.tied_elements) // config.c) * layer.element_bytes
 
 
 def sums_by_reading(bucket: Bucket, gpus: int) -> bool:

@@ -88,6 +88,7 @@ def _shape_key(layer: Layer) -> object:
     inputs = tuple((edge.extents, edge.needs, edge.origin) for edge in layer.inputs)
     sizes = (
         layer.weight_elements,
+        layer.tied_elements,
         layer.frozen_elements,
         layer.statistics,
         layer.flops,
@@ -167,11 +168,12 @@ def _layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
     if not problem.training:
         return LayerCost(times.forward_ns, 0.0, 0.0, 0.0, statistics_ns(problem, layer, config), times.error)
     weights = weight_elements(layer, share)
-    sync = 0.0
-    if layer.weight_elements and not config.replicated and config.replicas > 1:
-        size = weights * layer.element_bytes
+    sync = tied_ns(problem, layer)
+    weights_of_bucket = weights - layer.tied_elements
+    if weights_of_bucket and not config.replicated and config.replicas > 1:
+        size = weights_of_bucket * layer.element_bytes
         bucket = max(size, problem.bucket_bytes)  # small gradients are summed in shared buckets, and share their time
-        sync = sync_ns(problem.topology, bucket, weight_members(problem, config)) * size / bucket
+        sync += sync_ns(problem.topology, bucket, weight_members(problem, config)) * size / bucket
     return LayerCost(
         times.forward_ns,
         times.backward_ns,
@@ -180,6 +182,14 @@ def _layer_cost(problem: Problem, index: int, config: Config) -> LayerCost:
         statistics_ns(problem, layer, config),
         times.error,
     )
+
+
+def tied_ns(problem: Problem, layer: Layer) -> float:
+    """Time to sum the gradients of weights that later layers use, too: over all GPUs, whatever the configuration."""
+    if not layer.tied_elements or problem.gpus < 2:
+        return 0.0
+    everyone = members(range(problem.gpus), problem.topology.gpus_per_node)
+    return sync_ns(problem.topology, layer.tied_elements * layer.element_bytes, everyone)
 
 
 def weight_members(problem: Problem, config: Config) -> Members:
@@ -335,6 +345,8 @@ def plan_bytes(problem: Problem, choice: Sequence[Config]) -> tuple[int, int]:
                 summed = shared_gradient(problem, source, choice[edge.source], config)[1]
                 moved += sync_bytes(problem.topology, summed, problem.gpus)
         if problem.training and layer.weight_elements and not config.replicated:
-            part = layer.weight_bytes // config.c
+            part = (layer.weight_elements - layer.tied_elements) * layer.element_bytes // config.c
             synced += config.c * sync_bytes(problem.topology, part, config.replicas)
+        if problem.training:
+            synced += sync_bytes(problem.topology, layer.tied_elements * layer.element_bytes, problem.gpus)
     return moved, synced

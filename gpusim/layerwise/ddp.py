@@ -62,7 +62,7 @@ def parameters_of(layer: Layer) -> int:
         count += int(op.kind in WITH_WEIGHT) + int(bool(op.options.get("bias")))
         count += len(op.options.get("parameters", ("weight", "bias"))) if op.kind in NORMS else 0
         count += int(op.kind in ("channel_scale", "channel_bias")) + len(own_parameters(op))
-    return count
+    return count - len(layer.tied)
 
 
 class _Ddp(Lowering):

@@ -26,6 +26,7 @@ from gpusim.layerwise.operands import CannotRunError, Operands, is_creation, own
 from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.rule import Rule, fits, parameters_of, tensors_in
+from gpusim.layerwise.tied import tied_parameters, ties
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
 from gpusim.text import shortened, visible
 from gpusim.trace.element_sizes import DTYPE_BYTES
@@ -83,9 +84,7 @@ def layers_of(trace: Trace) -> LayerGraph:
     for draft in drafts:
         if not draft.obstacle and any(each[0] in frozen for each in draft.regions):
             draft.obstacle = "its weights are not trained"
-    for draft, other in zip(drafts, shared_with([draft.regions for draft in drafts]), strict=True):
-        if other is not None and not draft.obstacle:
-            draft.obstacle = f"it uses the weights of layer '{drafts[other].layer.name}'"
+    _tie(trace, drafts)
     layers = tuple(
         replace(
             draft.layer,
@@ -102,6 +101,26 @@ def layers_of(trace: Trace) -> LayerGraph:
     graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
     check_graph(graph)
     return graph
+
+
+def _tie(trace: Trace, drafts: Sequence[_Draft]) -> None:
+    """Note which layers use weights of earlier ones: they split no channels, or cannot be run."""
+    regions = [draft.regions for draft in drafts]
+    for number, other in enumerate(shared_with(regions)):
+        draft = drafts[number]
+        if other is None or draft.obstacle:
+            continue
+        first = drafts[other]
+        found = () if first.obstacle else ties(trace, [each.layer for each in drafts], regions, number, other)
+        if not found:
+            draft.obstacle = f"it uses the weights of layer '{first.layer.name}'"
+            continue
+        draft.layer = replace(draft.layer, tied=found, splits=draft.layer.splits.replace("c", ""))
+        first.layer = replace(first.layer, splits=first.layer.splits.replace("c", ""))
+    layers = [draft.layer for draft in drafts]
+    for each in tied_parameters(LayerGraph(trace.name, trace.model.batch, tuple(layers))):
+        first = drafts[each.first]
+        first.layer = replace(first.layer, tied_elements=first.layer.tied_elements + each.elements)
 
 
 def _frozen(trace: Trace) -> set[int]:

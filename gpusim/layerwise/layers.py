@@ -103,6 +103,16 @@ class LayerOp(ShortRepr):
 
 
 @dataclass(frozen=True, slots=True)
+class TiedTo:
+    """A parameter of a layer's operation that is one of an earlier layer's operation."""
+
+    op: int
+    name: str
+    layer: int
+    layer_op: int
+
+
+@dataclass(frozen=True, slots=True)
 class Input:
     """An argument of a pointwise function that is an input of the layer."""
 
@@ -138,6 +148,10 @@ class Layer(ShortRepr):
     weight_elements: int = 0
     frozen_elements: int = 0
     """Elements of weights that the step does not train: their gradients are neither computed nor summed."""
+    tied_elements: int = 0
+    """Elements of its trained weights that later layers use, too (`gpusim.layerwise.tied`)."""
+    tied: tuple[TiedTo, ...] = ()
+    """Weights that are an earlier layer's, and count there."""
     statistics: int = 0
     """Elements of statistics over the batch (BatchNorm: a mean and a variance for each channel)."""
     flops: int = 0

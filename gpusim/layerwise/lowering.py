@@ -33,6 +33,7 @@ from gpusim.layerwise.costs import (
     passes_moved,
     shared_gradient,
     statistics_members,
+    tied_ns,
     weight_members,
 )
 from gpusim.layerwise.fixed_plans import Choice
@@ -137,6 +138,7 @@ class Lowering:
                 self._exchange(user, number, "backward")
             self.kernels(index, backward=True)
             self._statistics(index)
+            self._sum_tied(index, syncs)
             if index in full:
                 self._sum(full[index], syncs)
         for bucket in buckets:
@@ -328,6 +330,21 @@ class Lowering:
                 self.done_backward[last][number] = self.last_kernel[number]
         waits = {number: [self.done_backward[last][number]] for number in takes_part}
         for number, tasks in self.collective(takes_part, dur_ns, wire, "sync", last, waits).items():
+            syncs[number] += tasks
+
+    def _sum_tied(self, index: int, syncs: list[list[int]]) -> None:
+        """Sum the gradients of weights that later layers use, too, over all GPUs, after those of each GPU."""
+        layer = self.graph.layers[index]
+        dur_ns, size = tied_ns(self.problem, layer), layer.tied_elements * layer.element_bytes
+        if dur_ns <= 0:
+            return
+        everyone = list(range(len(self.roles)))
+        users = sum(any(tie.layer == index for tie in each.tied) for each in self.graph.layers)
+        for number in everyone:
+            self.launch(number, streaming_kernel("sum", size * (2 + 3 * users), self.hardware), "copy", index)
+        waits = {number: [self.last_kernel[number]] for number in everyone}
+        wire = size * wire_share("all_reduce", self.problem.gpus)
+        for number, tasks in self.collective(everyone, dur_ns, wire, "sync", index, waits).items():
             syncs[number] += tasks
 
     def _reads_sums(self) -> bool:

@@ -168,3 +168,54 @@ class _Pixels(nn.Module):
 
 def pixels(batch: int) -> Made:
     return _Pixels(), torch.randn(batch, 3, 7, 6)
+
+
+class _Tied(nn.Module):
+    """A table of words whose rows are the classifier's, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.between, self.last = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12, bias=False)
+        self.last.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.relu(self.between(self.table(x)))).mean(1)
+
+
+class _Thrice(nn.Module):
+    """Modules with weights and biases, called several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.rows, self.last = nn.Linear(4, 4), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.first(x))
+        for _ in range(3):
+            x = functional.relu(self.body(x))
+        x = x.mean((2, 3))
+        return self.last(self.rows(functional.relu(self.rows(x))))
+
+
+class _TwiceWithNorm(nn.Module):
+    """A convolution with BatchNorm, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)), nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.body(self.body(x)).mean((2, 3)))
+
+
+def called_with_norm(batch: int) -> Made:
+    return _TwiceWithNorm(), torch.randn(batch, 3, 6, 5)
+
+
+def tied_table(batch: int) -> Made:
+    return _Tied(), torch.randint(0, 12, (batch, 5))
+
+
+def called_thrice(batch: int) -> Made:
+    return _Thrice(), torch.randn(batch, 3, 6, 5)

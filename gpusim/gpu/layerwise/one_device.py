@@ -10,6 +10,7 @@ import torch
 
 from gpusim.gpu.layerwise.batch import Data
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
+from gpusim.gpu.layerwise.tied import generator_of
 from gpusim.layerwise.layers import BATCH, Edge, LayerGraph
 
 
@@ -27,11 +28,14 @@ def run_on_one_device(
     parameters: dict[str, torch.Tensor] = {}
     loss = torch.zeros((), device=device, dtype=dtype)
     for index, layer in enumerate(graph.layers):
-        generator = torch.Generator().manual_seed(seed * 100_003 + index)
+        generator = generator_of(index, seed)
         named = [
             {k: v.to(device).requires_grad_(True) for k, v in each.items()}
             for each in parameters_of(layer, generator, dtype)
         ]
+        for tie in layer.tied:
+            name = graph.layers[tie.layer].name
+            named[tie.op][tie.name] = parameters[f"{name}/{tie.layer_op}/{tie.name}"]
         for number, each in enumerate(named):
             parameters |= {f"{layer.name}/{number}/{k}": v for k, v in each.items()}
         drops = [op for op in layer.ops if op.kind == "dropout"]

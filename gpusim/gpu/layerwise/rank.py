@@ -25,12 +25,12 @@ from gpusim.gpu.layerwise.operations import (
     SharedSums,
     Surroundings,
     parameter_shapes,
-    parameters_of,
     run_layer,
 )
 from gpusim.gpu.layerwise.sharing import across_channels, sharing
 from gpusim.gpu.layerwise.state import LayerState
 from gpusim.gpu.layerwise.sums import GradientSums
+from gpusim.gpu.layerwise.tied import TiedSums, generator_of, whole_parameters
 from gpusim.gpu.layerwise.transport import Finish, Transport
 from gpusim.layerwise.buckets import Bucket, gradient_buckets, sums_by_reading
 from gpusim.layerwise.configs import Config, boxes
@@ -76,6 +76,7 @@ class Rank:
         self.users = graph.consumers()
         self.buckets = gradient_buckets(graph, choice, bucket_bytes)
         self._sums = GradientSums(transport, bucket_bytes)
+        self._tied = TiedSums(graph, self.states, transport, gpus)
         self.mark: Callable[[Part, int], None] | None = None
         """Called after each part of a step with the layer that it was for."""
         self.loss = torch.zeros((), device=device, dtype=dtype)
@@ -92,11 +93,11 @@ class Rank:
         channels = across_channels(config, self.gpus, rank)
         state = LayerState(layer, config, tuple(low), tuple(high), [], edges, statistics, weights, channels)
         if state.active:
-            generator = torch.Generator().manual_seed(seed * 100_003 + index)
+            generator = generator_of(index, seed)
             first, last = int(low[1]), int(high[1])
             shapes = parameter_shapes(layer)
             if self._kept is None:
-                whole = parameters_of(layer, generator, self.dtype)
+                whole = whole_parameters(self.graph, index, generator, seed, self.dtype)
                 state.parameters = [
                     {k: self._leaf(of[k].part(v, first, last)) for k, v in named.items()}
                     for named, of in zip(whole, shapes, strict=True)
@@ -136,6 +137,7 @@ class Rank:
             full = {bucket.layers[-1]: bucket for bucket in self.buckets if bucket.full}
             for index in reversed(range(len(self.states))):
                 self.backward_layer(index)
+                self._tied.begin(index, self.loss)
                 if index in full:
                     self._begin_sum(full[index])
             for bucket in self.buckets:
@@ -361,8 +363,13 @@ class Rank:
         states = [self.states[index] for index in bucket.layers]
         if not states[0].active:
             return
-        held = (p for state in states for named in state.parameters for p in named.values())
-        parameters = [parameter for parameter in held if parameter.grad is not None]
+        parameters = [
+            parameter
+            for index in bucket.layers
+            for op, named in enumerate(self.states[index].parameters)
+            for name, parameter in named.items()
+            if parameter.grad is not None and not self._tied.is_apart(index, op, name)
+        ]
         self._sums.begin(parameters, states[0].weights, reads=sums_by_reading(bucket, self.gpus))
         self._done("sums", bucket.layers[-1])
 

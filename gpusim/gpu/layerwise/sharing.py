@@ -53,4 +53,6 @@ def groups_of(graph: LayerGraph, choice: Choice, gpus: int, batch_norm: BatchNor
                 together.add(statistics)
             if layer.weight_elements:
                 weights.add(same_weights)
+    if any(layer.tied for layer in graph.layers):
+        weights.add(tuple(range(gpus)))
     return Groups(*(frozenset(ranks for ranks in groups if len(ranks) > 1) for groups in (together, weights)))
