@@ -36,6 +36,7 @@ class BytesProfile:
             change[self.last[storage] + 1] -= self.size[storage]
         self.initial_bytes = sum(self.size[s] for s in storages.initial)
         self.workspace = [rounded(size) for size in storages.workspace_bytes]
+        self._most_workspaces: dict[tuple[int, ...], int] = {}
         workspace = np.array([self.workspace[op] for op in times.order], dtype=np.int64)
         self.level = np.cumsum(change[:-1]) + workspace + self.initial_bytes
 
@@ -53,41 +54,49 @@ class BytesProfile:
         which they must be back. The bytes of one of `redos` count at the place of the op behind it. Storages `kept`
         stay for the last of `redos` that reads them.
         """
-        place, size = self.times.place, self.size
-        change = np.zeros(len(self.level) + 1, dtype=np.int64)
+        place, size, last = self.times.place, self.size, self.last
+        places: list[int] = []
+        changes: list[int] = []
         for storage, need in needs.items():
-            change[last_forward[storage] + 1] -= size[storage]
-            change[need] += size[storage]
-        at_once: dict[int, int] = {}
+            places += (last_forward[storage] + 1, need)
+            changes += (-size[storage], size[storage])
+        for storage, now in self._kept_until(redos, kept).items():
+            places += (last[storage] + 1, now + 1)
+            changes += (size[storage], -size[storage])
         back_for_good: dict[int, int] = {}
         for redo in redos:
+            now = place[redo.before]
             for storage in redo.storages:
-                back_for_good[storage] = max(back_for_good.get(storage, 0), place[redo.before])
-        for storage, now in self._kept_until(redos, kept).items():
-            change[self.last[storage] + 1] += size[storage]
-            change[now + 1] -= size[storage]
+                if now >= back_for_good.get(storage, 0):
+                    back_for_good[storage] = now
+        at_once: dict[int, int] = {}
         for redo in redos:
             now = place[redo.before]
-            between = 0
+            between = self._most_workspace(redo.ops)
             for storage in redo.storages:
-                if storage in last_forward and self.last[storage] >= now == back_for_good[storage]:
-                    change[last_forward[storage] + 1] -= size[storage]
-                    change[now] += size[storage]
+                if back_for_good[storage] == now and storage in last_forward and last[storage] >= now:
+                    places += (last_forward[storage] + 1, now)
+                    changes += (-size[storage], size[storage])
                 else:
                     between += size[storage]
-            workspaces = max(map(self.workspace.__getitem__, redo.ops), default=0)
-            at_once[now] = max(at_once.get(now, 0), between + workspaces)
+            at_once[now] = max(at_once.get(now, 0), between)
+        change = np.zeros(len(self.level) + 1, dtype=np.int64)
+        np.add.at(change, np.array(places, dtype=np.intp), np.array(changes, dtype=np.int64))
         level = self.level + np.cumsum(change[:-1])
         for now, more in at_once.items():
             level[now] += more
         return level
+
+    def _most_workspace(self, ops: tuple[int, ...]) -> int:
+        if ops not in self._most_workspaces:
+            self._most_workspaces[ops] = max(map(self.workspace.__getitem__, ops), default=0)
+        return self._most_workspaces[ops]
 
     def _kept_until(self, redos: Sequence[Redo], kept: frozenset[int]) -> dict[int, int]:
         """Return the place of the op behind the last recomputation from each of the storages `kept` that has one."""
         until: dict[int, int] = {}
         for redo in redos if kept else ():
             now = self.times.place[redo.before]
-            read = frozenset().union(*map(self.storages.touched.__getitem__, redo.ops)).difference(redo.storages)
-            for storage in read & kept:
+            for storage in (self.storages.touched_by(redo.ops) & kept).difference(redo.storages):
                 until[storage] = max(until.get(storage, 0), now)
         return until

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from gpusim.memplan.plan import Redo
 from gpusim.memplan.storages import Storages
@@ -75,6 +74,77 @@ def chain(storages: Storages, wanted: Iterable[int], available: Callable[[int], 
     return Chain(tuple(sorted(ops)), frozenset(built))
 
 
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """Recomputation of one storage and what comes with it, with the conditions under which it is valid."""
+
+    redo: Redo
+    built: frozenset[int]
+    let_go: frozenset[int]
+    """Storages that it brings back only because they are gone."""
+    there: frozenset[int]
+    """Storages that it is computed from."""
+
+
+class GroupedRedos:
+    """Recomputation with each op at most once while its results are still wanted; earlier results are reused while
+    valid.
+    """
+
+    def __init__(
+        self, storages: Storages, place: Sequence[int], uses: Uses, kept: frozenset[int] = frozenset()
+    ) -> None:
+        """Prepare recomputation. `place` has the place of each op in the launch order; storages `kept` stay although
+        no op of the step needs them.
+        """
+        self._storages = storages
+        self._place = place
+        self._uses = uses
+        self._kept = kept
+        self._turn = {storage: (place[first], storage) for storage, first in uses.first.items()}
+        self._known: dict[int, _Grouped] = {}
+
+    def of(self, dropped: Iterable[int]) -> tuple[Redo, ...] | None:
+        """Return the recomputation of the storages `dropped`; None where one of them cannot be recomputed.
+
+        The storage that is needed first brings its intermediate results back, which stay until their use.
+        """
+        gone = set(dropped)
+        redos: list[Redo] = []
+        for storage in sorted(gone, key=self._turn.__getitem__):
+            if storage not in gone:  # already brought back
+                continue
+            known = self._known.get(storage)
+            if known is None or not (known.let_go <= gone and known.there.isdisjoint(gone)):
+                known = self._find(storage, gone)
+                if known is None:
+                    return None
+                self._known[storage] = known
+            gone -= known.built
+            redos.append(known.redo)
+        return tuple(redos)
+
+    def _find(self, storage: int, gone: Container[int]) -> _Grouped | None:
+        """Find the recomputation of a storage where it is first needed."""
+        before, last, kept = self._uses.first[storage], self._uses.last, self._kept
+        now = self._place[before]
+
+        def saved(source: int) -> bool:
+            return last.get(source, -1) >= now
+
+        def available(source: int) -> bool:
+            return source in kept or (saved(source) and source not in gone)
+
+        found = chain(self._storages, (storage,), available)
+        if found is None:
+            return None
+        built = found.storages
+        let_go = frozenset(s for s in built if s != storage and s not in kept and saved(s))
+        recipes = filter(None, (self._storages.recipes[s] for s in built))
+        sources = frozenset(source for recipe in recipes for source, _ in recipe.sources)
+        return _Grouped(found.redo(before), built, let_go, sources - built - kept)
+
+
 def grouped_redos(
     storages: Storages,
     dropped: Iterable[int],
@@ -82,38 +152,8 @@ def grouped_redos(
     uses: Uses,
     kept: frozenset[int] = frozenset(),
 ) -> tuple[Redo, ...] | None:
-    """Return the recomputation of the storages `dropped`, each op at most once while its results are still wanted.
-
-    The storage that is needed first brings its intermediate results back, which stay until their use. `place` has the
-    place of each op in the launch order. Storages `kept` stay although no op of the step needs them. None where one of
-    them cannot be recomputed.
-    """
-    wanted = frozenset(dropped)
-    first, last = uses.first, uses.last
-    brought: set[int] = set()
-    redos: list[Redo] = []
-    for storage in sorted(wanted, key=lambda s: (place[first[s]], s)):
-        if storage in brought:
-            continue
-        before = first[storage]
-        again = chain(storages, (storage,), partial(_there, last, place[before], wanted, brought, kept))
-        if again is None:
-            return None
-        brought |= again.storages & wanted
-        redos.append(again.redo(before))
-    return tuple(redos)
-
-
-def _there(
-    last: Mapping[int, int],
-    now: int,
-    wanted: Container[int],
-    brought: Container[int],
-    kept: Container[int],
-    storage: int,
-) -> bool:
-    """Whether a storage is available at a place: kept; or saved, used later, and not freed or back already."""
-    return storage in kept or (last.get(storage, -1) >= now and (storage not in wanted or storage in brought))
+    """Return `GroupedRedos.of` for one set of storages."""
+    return GroupedRedos(storages, place, uses, kept).of(dropped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,16 @@ class Storages(ShortRepr):
     def __len__(self) -> int:
         return len(self.bytes)
 
+    def touched_by(self, ops: tuple[int, ...]) -> frozenset[int]:
+        """Return the storages that any of these ops touches; what planners ask again is computed once."""
+        if ops not in self._touched_by:
+            self._touched_by[ops] = frozenset().union(*map(self.touched.__getitem__, ops))
+        return self._touched_by[ops]
+
+    @cached_property
+    def _touched_by(self) -> dict[tuple[int, ...], frozenset[int]]:
+        return {}
+
     @cached_property
     def preds(self) -> Sequence[Sequence[int]]:
         """Ops that each op depends on."""

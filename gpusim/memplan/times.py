@@ -6,6 +6,8 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain
 
 from gpusim.memplan.plan import Offload, Redo
 from gpusim.memplan.storages import Storages
@@ -31,19 +33,19 @@ class OpTimes:
     def of(cls, graph: OpGraph, order: Sequence[int] = (), redos: Sequence[Redo] = ()) -> OpTimes:
         """Add up solo times in order."""
         order = tuple(order) or tuple(range(len(graph)))
-        again: dict[int, float] = {}
-        for redo in redos:
-            again[redo.before] = again.get(redo.before, 0.0) + sum(graph.solo_ns[op] for op in redo.ops)
-        now = 0.0
-        starts, ends = [], []
         place = [0] * len(order)
         for number, op in enumerate(order):
             place[op] = number
-            now += again.get(op, 0.0)
-            starts.append(now)
-            now += graph.solo_ns[op]
-            ends.append(now)
-        return cls(order, tuple(place), tuple(starts), tuple(ends))
+        return cls(order, tuple(place), (), ()).with_redos(graph, redos)
+
+    def with_redos(self, graph: OpGraph, redos: Sequence[Redo]) -> OpTimes:
+        """Return the times of the same order with this recomputation only."""
+        again = [0.0] * len(self.order)
+        for redo in redos:
+            again[self.place[redo.before]] += sum(map(graph.solo_ns.__getitem__, redo.ops))
+        alone = map(graph.solo_ns.__getitem__, self.order)
+        times = list(accumulate(chain.from_iterable(zip(again, alone, strict=True))))
+        return OpTimes(self.order, self.place, tuple(times[::2]), tuple(times[1::2]))
 
     def first_from(self, time_ns: float) -> int:
         """Return the place of the first op that starts at this time or later; the last place where there is none."""
@@ -130,12 +132,19 @@ def first_needs(
     """
     turn = storages.first_backward
     needs = {s: min(times.place[op] for op in storages.users[s] if op >= turn) for s in chosen}
+    return needs_with_redos(storages, times, needs, redos)
+
+
+def needs_with_redos(
+    storages: Storages, times: OpTimes, needs: dict[int, int], redos: Sequence[Redo]
+) -> dict[int, int]:
+    """Return `needs`, changed to the first place that needs each storage for recomputation where that is earlier."""
     if not needs:
         return needs
     for redo in redos:
-        read = frozenset().union(*map(storages.touched.__getitem__, redo.ops)).difference(redo.storages)
-        for storage in read & needs.keys():
-            needs[storage] = min(needs[storage], times.place[redo.before])
+        for storage in needs.keys() & storages.touched_by(redo.ops):
+            if storage not in redo.storages:
+                needs[storage] = min(needs[storage], times.place[redo.before])
     return needs
 
 
@@ -146,9 +155,10 @@ class Room:
     level_bytes: Sequence[int]
     budget_bytes: int
 
-    def missing(self, place: int, waiting_bytes: int) -> int:
-        """Return the bytes over the budget while the op at this place runs."""
-        return int(self.level_bytes[place]) + waiting_bytes - self.budget_bytes
+    @cached_property
+    def spare_bytes(self) -> list[int]:
+        """Bytes that may be in transit while the op at each place runs; negative over the budget."""
+        return [self.budget_bytes - level for level in self.level_bytes]
 
 
 @dataclass(frozen=True)
@@ -216,14 +226,19 @@ def _freed(
     for storage, place in last_forward.items():
         arrivals.setdefault(place, []).append(storage)
     stops = sorted(place for place in arrivals if place <= turn)  # where a copy may begin
+    spare_bytes = None if room is None else room.spare_bytes
     place = stops[0] if stops else turn + 1
     while place <= turn:
         now = times.start_ns[place] + late_ns
-        tight = room is None or place == turn or room.missing(place, waiting_bytes) > 0
+        tight = spare_bytes is None or place == turn or waiting_bytes > spare_bytes[place]
         while (
             leaving
             and tight
-            and (leaving[0][0] <= now or place == turn or (room is not None and room.missing(place, waiting_bytes) > 0))
+            and (
+                leaving[0][0] <= now
+                or place == turn
+                or (spare_bytes is not None and waiting_bytes > spare_bytes[place])
+            )
         ):
             end_ns, storage = leaving.popleft()
             late_ns += max(0.0, end_ns - now)
@@ -237,8 +252,11 @@ def _freed(
         following = bisect.bisect_right(stops, place)
         stop = stops[following] if following < len(stops) else turn + (not leaving)
         place += 1
-        while place < stop and (not leaving or (room is not None and room.missing(place, waiting_bytes) <= 0)):
-            place += 1  # nothing happens before this op
+        if not leaving:
+            place = max(place, stop)  # nothing happens before this op
+        elif spare_bytes is not None:
+            while place < stop and waiting_bytes <= spare_bytes[place]:
+                place += 1
     for _, storage in leaving:  # last used by the op at the turn itself
         freed[storage] = turn
     places = {s: max(place, last_forward[s] + 1) for s, place in freed.items()} | {
@@ -267,11 +285,13 @@ def _fetched(
     first = min(needs.values(), default=0)
     low = min((freed[s] for s in needs), default=first)
     stops = sorted(arrivals)
+    spare_bytes = None if room is None else room.spare_bytes
+    start_ns = times.start_ns
     place = stops[-1] if stops else low - 1
     while place >= low:
         # All of `coming` must be back when the op after this place starts; here, while this one runs.
-        now = times.start_ns[place] - early_ns
-        while coming and room is not None and room.missing(place, waiting_bytes) > 0:
+        now = start_ns[place] - early_ns
+        while coming and spare_bytes is not None and waiting_bytes > spare_bytes[place]:
             begin_ns, storage = coming.popleft()
             fetched[storage] = place + 1  # not during this op: the next one waits
             early_ns += max(0.0, times.end_ns[place] - early_ns - begin_ns)
@@ -286,15 +306,17 @@ def _fetched(
         following = bisect.bisect_left(stops, place) - 1
         stop = stops[following] if following >= 0 else low - 1
         place -= 1
-        while place > stop and (
-            not coming
-            or (
-                times.start_ns[place] - early_ns > coming[0][0]
-                and place > freed[coming[0][1]]
-                and (room is None or room.missing(place, waiting_bytes) <= 0)
-            )
+        if not coming:
+            place = min(place, stop)  # nothing happens behind this op
+            continue
+        begin_ns, storage = coming[0]
+        last = max(stop, freed[storage])
+        while (
+            place > last
+            and start_ns[place] - early_ns > begin_ns
+            and (spare_bytes is None or waiting_bytes <= spare_bytes[place])
         ):
-            place -= 1  # nothing happens behind this op
+            place -= 1
     for _, storage in coming:
         fetched[storage] = freed[storage]
     return {s: min(max(place, freed[s]), needs[s]) for s, place in fetched.items()}, early_ns

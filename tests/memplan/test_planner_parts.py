@@ -15,7 +15,7 @@ from gpusim.memplan.policies.capuchin import by_msps
 from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.policies.runs import Runs
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import SeparateRedos, Uses, chain
+from gpusim.memplan.rebuild import GroupedRedos, SeparateRedos, Uses, chain
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import CopiesOut, Link, OpTimes
 from tests.support.helpers import Step, kernel, make_trace
@@ -55,6 +55,34 @@ def test_recomputation_by_itself_is_the_chain_from_what_is_there(trace: Trace, c
             if found is not None:
                 expected.append(found.redo(before))
         assert again.of(gone, gone) == tuple(expected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    trace=steps(),
+    kept=st.sets(st.integers(0, 8), max_size=2),
+    choices=st.lists(st.sets(st.integers(0, 8)), min_size=1, max_size=6),
+)
+def test_recomputation_in_groups_reuses_what_an_earlier_one_brought_back(
+    trace: Trace, kept: set[int], choices: list[set[int]]
+) -> None:
+    storages = Storages.of(trace)
+    uses = Uses.of(storages, range(len(trace.ops)))
+    stay = frozenset(s for n, s in enumerate(storages.saved) if n in kept)
+    again = GroupedRedos(storages, range(len(trace.ops)), uses, stay)  # one for all choices: its cache must not show
+    for choice in choices:
+        gone = {s for n, s in enumerate(storages.saved) if n in choice} - stay
+        expected = []
+        for storage in sorted(gone, key=lambda s: (uses.first[s], s)):
+            if storage in gone:
+                before = uses.first[storage]
+                there = {s for s in storages.saved if s not in gone and uses.last[s] >= before} | stay
+                found = chain(storages, (storage,), there.__contains__)
+                assert found is not None
+                gone -= found.storages
+                expected.append(found.redo(before))
+        gone = {s for n, s in enumerate(storages.saved) if n in choice} - stay
+        assert again.of(gone) == tuple(expected)
 
 
 def _brought(storage: int, sources: Mapping[int, Sequence[int]], taken: set[int]) -> set[int]:

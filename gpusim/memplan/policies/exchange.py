@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING
 
 from gpusim.memplan.policies.orders import Choice, Orders
-from gpusim.memplan.times import OpTimes, first_needs, placed_copies
 from gpusim.rules import copies
 
 if TYPE_CHECKING:
@@ -104,17 +103,14 @@ class Exchange:
         if redos is None:
             return inf
         solo_ns, size = planner.setting.graph.solo_ns, planner.storages.bytes
-        cost_ns = sum(solo_ns[op] for redo in redos for op in redo.ops)
-        cost_ns += self._lost_ns_per_byte * sum(size[storage] for storage in choice.moved)
+        cost_ns = sum(map(solo_ns.__getitem__, chain.from_iterable(redo.ops for redo in redos)))
+        cost_ns += self._lost_ns_per_byte * sum(map(size.__getitem__, choice.moved))
         cost_ns += planner.link.wait_ns * len(choice.moved)
         if cost_ns >= most_ns or planner.floor_bytes(choice) > self.budget_bytes:
             return inf
         if not choice.moved:
             return cost_ns
-        times = OpTimes.of(planner.setting.graph, planner.order, redos)
-        needs = first_needs(planner.storages, times, choice.moved, redos)
-        room = planner.room(choice, needs, redos, self.budget_bytes)
-        return cost_ns + placed_copies(planner.storages, times, planner.link, choice.moved, needs, room).wait_ns
+        return cost_ns + planner.copies(choice, redos, self.budget_bytes).wait_ns
 
     def _dearest(self, choice: Choice) -> list[int]:
         return sorted(choice.again, key=lambda s: (-self.orders.price_ns[s], s))

@@ -26,11 +26,14 @@ It is a heuristic: another plan may be faster. Its step time is what the engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
 from math import inf
+
+import numpy as np
+import numpy.typing as npt
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
@@ -44,9 +47,17 @@ from gpusim.memplan.policies.exchange import Exchange
 from gpusim.memplan.policies.orders import Choice, Orders, lean_order, worth_keeping
 from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.program import program_of
-from gpusim.memplan.rebuild import Uses, grouped_redos
+from gpusim.memplan.rebuild import GroupedRedos, Uses
 from gpusim.memplan.shortfall import shortfall
-from gpusim.memplan.times import OpTimes, Room, first_needs, last_forward_places, place_copies
+from gpusim.memplan.times import (
+    OpTimes,
+    Placed,
+    Room,
+    first_needs,
+    last_forward_places,
+    needs_with_redos,
+    placed_copies,
+)
 from gpusim.rules.copies import full_bytes_per_ns
 
 #: Shares of the forward pass that copies out may take; above 1, ops wait for copies.
@@ -100,6 +111,8 @@ class LeastTime:
         self.uses = Uses.of(self.storages, self.times.place)
         self.profile = BytesProfile(self.storages, self.times)
         self.redos = lru_cache(maxsize=RECENT)(self._redos_of)
+        self._grouped: dict[frozenset[int], GroupedRedos] = {}
+        self.level = lru_cache(maxsize=RECENT)(self._level_of)
         self._floors: dict[Choice, int] = {}
         self._planned: dict[tuple[Choice, int], _Planned] = {}
         self._times_ns: dict[MemoryPlan, int] = {}
@@ -134,7 +147,9 @@ class LeastTime:
         """Return the recomputation of a choice; None where impossible."""
         if apart:
             return self.setting.facts.separate_redos.of(again, again)
-        return grouped_redos(self.storages, again, self.times.place, self.uses, kept)
+        if kept not in self._grouped:
+            self._grouped[kept] = GroupedRedos(self.storages, self.times.place, self.uses, kept)
+        return self._grouped[kept].of(again)
 
     def plan(self, choice: Choice, budget_bytes: int) -> MemoryPlan | None:
         """Return the plan of a choice; None where its recomputation is impossible. Ops wait for copies as the budget
@@ -145,28 +160,37 @@ class LeastTime:
             return None
         offloads: tuple[Offload, ...] = ()
         if choice.moved:
-            times = OpTimes.of(self.setting.graph, self.order, redos)
-            needs = first_needs(self.storages, times, choice.moved, redos)
-            room = self.room(choice, needs, redos, budget_bytes)
-            offloads = place_copies(self.storages, times, self.link, choice.moved, needs, room)
+            offloads = self.copies(choice, redos, budget_bytes).offloads
         return MemoryPlan(offloads=offloads, redos=redos, order=self.order)
 
-    def room(self, choice: Choice, needs: Mapping[int, int], redos: Sequence[Redo], budget_bytes: int) -> Room:
-        """Return the room of a choice's copies, which are back at the places in `needs`."""
-        level = self.profile.level_bytes(self._last_forward, needs, redos, choice.kept)
-        return Room(level.tolist(), round(budget_bytes * (1 - SLACK)))
+    def copies(self, choice: Choice, redos: Sequence[Redo], budget_bytes: int) -> Placed:
+        """Return the copies of a choice with this recomputation, placed within a budget."""
+        times = self.times.with_redos(self.setting.graph, redos)
+        needs, level = self.level(choice)
+        room = Room(level.tolist(), round(budget_bytes * (1 - SLACK)))
+        return placed_copies(self.storages, times, self.link, choice.moved, needs, room)
+
+    def _level_of(self, choice: Choice) -> tuple[dict[int, int], npt.NDArray[np.int64]]:
+        """Return the places at which what a possible choice moves must be back, and the bytes in use at each place
+        without copies in transit.
+        """
+        redos = self.redos(choice.again, choice.apart, choice.kept)
+        assert redos is not None
+        needs = {storage: self._first_needs[storage] for storage in choice.moved}
+        needs = needs_with_redos(self.storages, self.times, needs, redos)
+        return needs, self.profile.level_bytes(self._last_forward, needs, redos, choice.kept)
 
     def floor_bytes(self, choice: Choice) -> int:
         """Estimate the least peak of a choice, where ops wait for copies whenever memory requires it, in bytes."""
         if choice not in self._floors:
-            redos = self.redos(choice.again, choice.apart, choice.kept)
-            if redos is None:
+            if self.redos(choice.again, choice.apart, choice.kept) is None:
                 return NO_PLAN_BYTES
-            needs = first_needs(self.storages, self.times, choice.moved, redos)
-            self._floors[choice] = int(
-                self.profile.level_bytes(self._last_forward, needs, redos, choice.kept).max(initial=0)
-            )
+            self._floors[choice] = int(self.level(choice)[1].max(initial=0))
         return self._floors[choice]
+
+    @cached_property
+    def _first_needs(self) -> dict[int, int]:
+        return first_needs(self.storages, self.times, self.storages.saved)
 
     @cached_property
     def _last_forward(self) -> dict[int, int]:
