@@ -10,6 +10,8 @@ from rich.table import Table
 
 from gpusim.formats.results import ResultCase, Results
 from gpusim.report.tables import console
+from gpusim.rules.anchor import SAME_FRAC
+from gpusim.units import counted
 from gpusim.validation.memory_tables import memory_cases, memory_summary
 from gpusim.validation.statistics import by_step, fidelity
 
@@ -80,6 +82,11 @@ def print_again(then: Results, now: Results, anew: Mapping[int, ResultCase]) -> 
         _add_row(table, step, "now", of_step)
         _add_row(table, step, "anew", anew_of.get(step, []))
     console().print(table)
+    if anew:
+        console().print(
+            f"anew: {counted(len(anew), 'schedule')} beside a sequential graph that is more than {SAME_FRAC:.0%} from "
+            "its capture, predicted from that graph; as captured: without these."
+        )
     for line in memory_summary(memory_cases(now.cases)):
         console().print(line)
 

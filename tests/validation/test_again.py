@@ -90,6 +90,8 @@ def test_a_step_in_another_state_than_at_capture_is_anchored_anew(share: float, 
     ]
     ran = CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
     assert ("anew" in ran.output) == differs
+    said = " ".join(ran.output.split())
+    assert (f"anew: {len(cases)} schedules beside a sequential graph that is more than 3%" in said) == differs
     others = "schedules beside a sequential graph that is more than 3% from its capture"
     assert any(others in line for line in summary_lines(cases)) == differs
 
