@@ -12,6 +12,8 @@ import argparse
 import copy
 import json
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 
 from gpusim.api.predict import simulate
 from gpusim.api.resolve import resolve_schedule
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import Kernel, Trace
 from gpusim.gpu.capture.capture import build_step
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM, joint_graph
 from gpusim.gpu.capture.models import ModelStep
@@ -32,7 +34,7 @@ from gpusim.gpu.inductor.step import inductor_step, with_values
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder
 from gpusim.gpu.replay.execute import InitialState, Runner
-from gpusim.gpu.replay.timing import time_typical
+from gpusim.gpu.replay.timing import Recording, time_typical
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.step import load
@@ -124,8 +126,17 @@ def accuracy(step: ModelStep, graph: Any, trace: Trace, fused: Any, options: Cap
             say(f"{dtype} {name}: loss {each[0]:.1e}, {gradients}")
 
 
-def measured(step: ModelStep, trace: Trace, fused: Recorded, policies: list[str], baseline: bool) -> None:
-    """Print predicted and measured times of schedules, with torch.compile in one CUDA graph as baseline."""
+@dataclass
+class Measured:
+    """A step with Inductor's kernels, profiled: what records each schedule, and facts on its kernels."""
+
+    recorders: dict[str, Callable[[], Recording]] = field(default_factory=dict)
+    predicted_us: dict[str, float] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+
+
+def profiled(trace: Trace, fused: Recorded, policies: Sequence[str]) -> Measured:
+    """Profile a step's kernels, and record its sequential schedule and those of the policies once each."""
     device = torch.device("cuda")
     runner = Runner(trace, device, own=True)
     state = InitialState.copy_of(fused.initial)
@@ -137,21 +148,27 @@ def measured(step: ModelStep, trace: Trace, fused: Recorded, policies: list[str]
     facts = gpu_facts(lambda: runner.run_in_order(releases))
     provenance = msgspec.structs.replace(trace.provenance, gpu=facts)
     loaded = load(msgspec.structs.replace(trace, ops=ops, provenance=provenance))
-    total_us = sum(kernel.dur_ns for each in kernels for kernel in each) / 1e3
-    say(f"{len(ops)} ops, {sum(map(len, kernels))} kernels, {total_us:.0f} us in all")
+    found = Measured(kernels=[kernel for each in kernels for kernel in each])
+    total_us = sum(kernel.dur_ns for kernel in found.kernels) / 1e3
+    say(f"{len(ops)} ops, {len(found.kernels)} kernels, {total_us:.0f} us in all")
     recorder = GraphRecorder(runner, dependencies(trace))
     schedules = {"sequential": Schedule.in_recorded_order(len(ops))}
     for policy in policies:
         name, _, streams = policy.partition(":")
         schedules[policy] = resolve_schedule(loaded, name, int(streams))
-    contenders: dict[str, Any] = {"own_graph": partial(OwnGraph, step)} if baseline else {}
-    predicted_us = {}
     for name, schedule in schedules.items():
         recorder.record(schedule, warm=True)
-        contenders[name] = partial(recorder.record, schedule)
-        predicted_us[name] = round(simulate(loaded, schedule).makespan_ns / 1e3, 1)
-    for name, timing in time_typical(contenders, 2, 9).items():
-        row = {"name": name, "us": round(timing.median_ns / 1e3, 1), "predicted_us": predicted_us.get(name)}
+        found.recorders[name] = partial(recorder.record, schedule)
+        found.predicted_us[name] = round(simulate(loaded, schedule).makespan_ns / 1e3, 1)
+    return found
+
+
+def measured(step: ModelStep, trace: Trace, fused: Recorded, policies: list[str], baseline: bool) -> None:
+    """Print predicted and measured times of schedules, with torch.compile in one CUDA graph as baseline."""
+    found = profiled(trace, fused, policies)
+    contenders: dict[str, Any] = {"own_graph": partial(OwnGraph, step)} if baseline else {}
+    for name, timing in time_typical(contenders | found.recorders, 2, 9).items():
+        row = {"name": name, "us": round(timing.median_ns / 1e3, 1), "predicted_us": found.predicted_us.get(name)}
         print(json.dumps(row), flush=True)
 
 
