@@ -8,6 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
 
 from gpusim.memplan.plan import Offload, Redo
 from gpusim.memplan.storages import Storages
@@ -152,22 +156,13 @@ def needs_with_redos(
 class Room:
     """Memory available to copies in transit: memory in use at each place without them, and the budget."""
 
-    level_bytes: Sequence[int]
+    level_bytes: Sequence[int] | npt.NDArray[np.int64]
     budget_bytes: int
 
     @cached_property
     def spare_bytes(self) -> list[int]:
         """Bytes that may be in transit while the op at each place runs; negative over the budget."""
-        return [self.budget_bytes - level for level in self.level_bytes]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Copies with their places, in the order of the copies back."""
-
-    offloads: tuple[Offload, ...]
-    wait_ns: float
-    """Time that ops wait for them, by this estimate."""
+        return (self.budget_bytes - np.asarray(self.level_bytes, dtype=np.int64)).tolist()  # type: ignore[no-any-return]
 
 
 def place_copies(
@@ -178,19 +173,7 @@ def place_copies(
     needs: Mapping[int, int],
     room: Room | None = None,
 ) -> tuple[Offload, ...]:
-    """Return the copies of `placed_copies`."""
-    return placed_copies(storages, times, link, moved, needs, room).offloads
-
-
-def placed_copies(
-    storages: Storages,
-    times: OpTimes,
-    link: Link,
-    moved: Sequence[int],
-    needs: Mapping[int, int],
-    room: Room | None = None,
-) -> Placed:
-    """Place the copies of these storages so that ops wait as little as possible.
+    """Place the copies of these storages so that ops wait as little as possible, in the order of the copies back.
 
     Copies out run in sequence, each from the last use in the forward pass on. Memory is freed before the first op that
     starts after the copy's end, at the latest before the first op of the backward pass. With `room`, that is left until
@@ -198,10 +181,9 @@ def placed_copies(
     before their storage's place in `needs`. Where tensors in transit have no `room`, ops wait.
     """
     last_forward = last_forward_places(storages, times, moved)
-    turn = turn_place(storages, times)
-    free, late_ns = _freed(storages, times, link, last_forward, turn, room)
-    back, early_ns = _fetched(storages, times, link, {s: needs[s] for s in moved}, free, room)
-    offloads = tuple(
+    free, _ = _freed(storages, times, link, last_forward, turn_place(storages, times), room)
+    back, _ = _fetched(storages, times, link, {s: needs[s] for s in moved}, free, room)
+    return tuple(
         Offload(
             storage,
             after=times.order[last_forward[storage]],
@@ -210,7 +192,25 @@ def placed_copies(
         )
         for storage in sorted(moved, key=lambda s: (back[s], needs[s], s))
     )
-    return Placed(offloads, late_ns + early_ns)
+
+
+def with_waits_ns(
+    storages: Storages,
+    times: OpTimes,
+    link: Link,
+    last_forward: Mapping[int, int],
+    needs: Mapping[int, int],
+    room: Room,
+    cost_ns: float,
+    most_ns: float,
+) -> float:
+    """Return `cost_ns` and the time that ops wait for copies placed by `place_copies`, in ns; infinite where that
+    is at least `most_ns`. `last_forward` and `needs` have the places of the moved storages.
+    """
+    free, late_ns = _freed(storages, times, link, last_forward, turn_place(storages, times), room)
+    if cost_ns + late_ns >= most_ns:
+        return inf
+    return cost_ns + (late_ns + _fetched(storages, times, link, needs, free, room)[1])
 
 
 def _freed(

@@ -110,7 +110,7 @@ class Exchange:
             return inf
         if not choice.moved:
             return cost_ns
-        return cost_ns + planner.copies(choice, redos, self.budget_bytes).wait_ns
+        return planner.with_waits_ns(choice, redos, self.budget_bytes, cost_ns, most_ns)
 
     def _dearest(self, choice: Choice) -> list[int]:
         return sorted(choice.again, key=lambda s: (-self.orders.price_ns[s], s))

@@ -51,12 +51,12 @@ from gpusim.memplan.rebuild import GroupedRedos, Uses
 from gpusim.memplan.shortfall import shortfall
 from gpusim.memplan.times import (
     OpTimes,
-    Placed,
     Room,
     first_needs,
     last_forward_places,
     needs_with_redos,
-    placed_copies,
+    place_copies,
+    with_waits_ns,
 )
 from gpusim.rules.copies import full_bytes_per_ns
 
@@ -160,15 +160,26 @@ class LeastTime:
             return None
         offloads: tuple[Offload, ...] = ()
         if choice.moved:
-            offloads = self.copies(choice, redos, budget_bytes).offloads
+            times, needs, room = self._for_copies(choice, redos, budget_bytes)
+            offloads = place_copies(self.storages, times, self.link, choice.moved, needs, room)
         return MemoryPlan(offloads=offloads, redos=redos, order=self.order)
 
-    def copies(self, choice: Choice, redos: Sequence[Redo], budget_bytes: int) -> Placed:
-        """Return the copies of a choice with this recomputation, placed within a budget."""
+    def with_waits_ns(
+        self, choice: Choice, redos: Sequence[Redo], budget_bytes: int, cost_ns: float, most_ns: float
+    ) -> float:
+        """Return `cost_ns` and what ops wait for the copies of a choice within a budget, in ns; infinite from
+        `most_ns` on.
+        """
+        times, needs, room = self._for_copies(choice, redos, budget_bytes)
+        last_forward = {storage: self._last_forward[storage] for storage in choice.moved}
+        return with_waits_ns(self.storages, times, self.link, last_forward, needs, room, cost_ns, most_ns)
+
+    def _for_copies(
+        self, choice: Choice, redos: Sequence[Redo], budget_bytes: int
+    ) -> tuple[OpTimes, dict[int, int], Room]:
         times = self.times.with_redos(self.setting.graph, redos)
         needs, level = self.level(choice)
-        room = Room(level.tolist(), round(budget_bytes * (1 - SLACK)))
-        return placed_copies(self.storages, times, self.link, choice.moved, needs, room)
+        return times, needs, Room(level, round(budget_bytes * (1 - SLACK)))
 
     def _level_of(self, choice: Choice) -> tuple[dict[int, int], npt.NDArray[np.int64]]:
         """Return the places at which what a possible choice moves must be back, and the bytes in use at each place
