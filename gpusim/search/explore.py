@@ -15,7 +15,7 @@ from gpusim.memplan.evaluate import Outcome
 from gpusim.memplan.lowering import schedule_of
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule, check_streams
-from gpusim.plan.sync import plan_sync
+from gpusim.plan.sync import StepSync, plan_sync, plan_sync_of
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.explored import SEARCH_MARGIN, Explored, Row, conclude
@@ -72,12 +72,13 @@ def explore(
     made_by = f"gpusim {__version__}, {graph.hardware.label}, seed {seed}"
     sequential_ns = evaluator.makespan_ns(POLICIES["sequential"](graph, 1))
     rows: list[Row] = []
+    step_sync = StepSync.of(graph.trace, graph.preds, {})
 
     def add(policy: str, used: int, schedule: Schedule) -> None:
         evaluated = evaluator.evaluate(schedule)
         stamped = schedule.made(policy, made_by, evaluated.makespan_ns)
         speedup = sequential_ns / evaluated.makespan_ns
-        events = events_of(graph, schedule)
+        events = events_of(graph, schedule, step_sync)
         rows.append(Row(policy, used, evaluated.makespan_ns, speedup, evaluated.peak_bytes, stamped, events=events))
         on_row(rows[-1])
 
@@ -163,10 +164,12 @@ def explore(
     )
 
 
-def events_of(graph: OpGraph, schedule: Schedule) -> int:
-    """Return the number of events that the streams of a schedule wait for."""
+def events_of(graph: OpGraph, schedule: Schedule, step: StepSync) -> int:
+    """Return the number of events that the streams of a schedule wait for; `step` is that of the captured kernels."""
     if schedule.stream_count < 2:
         return 0
+    if not schedule.variants:
+        return plan_sync_of(step, schedule.order, schedule.streams).events
     covered = covered_by(graph.trace, schedule.variants)
     order, streams = place_fused(schedule.order, schedule.streams, covered)
     return plan_sync(graph.trace, graph.preds, order, streams, covered).events

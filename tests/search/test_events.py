@@ -8,6 +8,7 @@ import pytest
 
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import StepSync
 from gpusim.search.explore import choose, events_of, explore
 from gpusim.search.explored import EVENT_NS, SEARCH_MARGIN, Row
 from tests.support.helpers import make_hardware, make_trace, op
@@ -36,8 +37,9 @@ def test_events_are_those_of_the_replay() -> None:
     """A diamond on two streams: c waits for a, d for c. On one stream nothing waits."""
     trace = make_trace([op("a"), op("b", "a"), op("c", "a"), op("d", "b c")])
     graph = OpGraph.build(trace, make_hardware())
-    assert events_of(graph, Schedule((0, 1, 2, 3), (0, 0, 1, 0))) == 2
-    assert events_of(graph, Schedule.in_recorded_order(4)) == 0
+    step = StepSync.of(trace, graph.preds, {})
+    assert events_of(graph, Schedule((0, 1, 2, 3), (0, 0, 1, 0)), step) == 2
+    assert events_of(graph, Schedule.in_recorded_order(4), step) == 0
 
 
 def test_schedule_that_is_passed_over_for_its_events_is_named_with_them() -> None:

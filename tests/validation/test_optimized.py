@@ -216,6 +216,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     monkeypatch.setattr(measuring, "gpu_facts", lambda _: measured().gpu)
     monkeypatch.setattr(measuring, "optimize", lambda target, inputs, warn, **options: fast(target, inputs))
     monkeypatch.setattr(measuring, "make", make)
+    monkeypatch.setattr(measuring, "ROUND_MS", 1.0)
 
 
 def asking(peers: tuple[str, ...], *further: str) -> Asked:

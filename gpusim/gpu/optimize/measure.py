@@ -329,10 +329,11 @@ def times_in_turns(
     batches: Sequence[tuple[Any, ...]],
     rounds: int = ROUNDS,
     clock: Callable[[], int] = perf_counter_ns,
-    round_ms: float = ROUND_MS,
+    round_ms: float | None = None,
 ) -> dict[str, Timing]:
     """Wall time per call, of many calls in a row between synchronizations; medians over rounds in turns.
 
+    A contender's part of a round takes `round_ms`, by default `ROUND_MS`.
     Python's garbage collection is off meanwhile: objects left by compilers would slow down the next to allocate.
     """
     repeats: dict[str, int] = {}
@@ -340,7 +341,7 @@ def times_in_turns(
         for batch in batches:
             call(*batch)
         one_ns = max(1, _round(call, batches, 3, clock))
-        repeats[name] = max(3, round(round_ms * 1e6 / one_ns))
+        repeats[name] = max(3, round((round_ms or ROUND_MS) * 1e6 / one_ns))
     samples: dict[str, list[int]] = {name: [] for name in calls}
     with no_collection():
         for turn in range(rounds):
