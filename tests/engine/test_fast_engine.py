@@ -81,7 +81,7 @@ def test_schedule_of_a_slow_policy_has_the_same_times_on_both_engines(policy: st
     assert times(FastEngine().run(lowered, graph.hardware)) == times(expected)
 
 
-@settings(max_examples=800)
+@settings(max_examples=500)
 @given(st.builds(random_plan, st.integers(0, 2**32), st.integers(1, 24), st.sampled_from(MODES)))
 def test_any_plan_has_the_same_times_or_the_same_error_on_both_engines(case: tuple[Plan, HardwareModel]) -> None:
     assert_equal(*case)
@@ -140,7 +140,7 @@ def test_as_many_groups_of_sms_as_there_can_be_end_in_the_same_order() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_more_ready_kernels_than_grid_slots_start_in_the_same_order(mode: LaunchMode) -> None:
     dice = random.Random(0)
-    tasks = [task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 300) for number in range(600)]
+    tasks = [task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 200) for number in range(320)]
     assert_equal(plan(*tasks, mode=mode), make_hardware(front_end_ns=1.5, launch_ns=1.0, queues=32))
 
 

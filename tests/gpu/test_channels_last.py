@@ -22,7 +22,7 @@ from tests.gpu.test_inductor import TOLERANCE, check_orders
 from tests.support.networks import CPU, on_cpu
 
 
-@pytest.mark.parametrize("name", ["branches", "grouped", "up_and_down", "indexed", "layouts"])
+@pytest.mark.parametrize("name", ["grouped", "up_and_down", "indexed", "layouts"])
 def test_training_ends_as_eager_does_in_any_legal_order(name: str) -> None:
     found = on_cpu(name, "train")
     recorded = inductor_step(found.graph, found.recorded, True, CHANNELS_LAST)
@@ -80,15 +80,14 @@ def copies(monkeypatch: pytest.MonkeyPatch, name: str, style: str) -> list[str]:
     return read
 
 
-@pytest.mark.parametrize("name", ["branches", "residual"])
-def test_no_activation_is_copied_for_the_backward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor by itself copies activations for convolutions; here only the batch and weights, each once."""
-    before, after = copies(monkeypatch, name, DEFAULT_STYLE), copies(monkeypatch, name, CHANNELS_LAST)
-    given = [name for name in after if name.startswith("arg")]
-    assert len(set(given)) == len(given)
-    assert len(after) < len(before)
-    if name == "residual":  # without pooling, whose gradient torch scatters by index
-        assert given == after
+def test_no_activation_is_copied_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor by itself copies activations for convolutions; here only the batch and weights, each once.
+
+    The network has no pooling, whose gradient torch scatters by index.
+    """
+    before, after = (copies(monkeypatch, "residual", style) for style in (DEFAULT_STYLE, CHANNELS_LAST))
+    assert all(name.startswith("arg") for name in after)
+    assert len(set(after)) == len(after) < len(before)
 
 
 def test_a_step_that_addresses_images_by_strides_is_refused() -> None:
