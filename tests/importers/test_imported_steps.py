@@ -20,7 +20,9 @@ from gpusim.importers import import_files
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import load_trace, write_trace
 from tests.support.importer_files import (
+    PROFILES,
     SAMPLES,
+    WITHOUT_TIMES,
     kernel,
     node,
     write_execution_trace,
@@ -28,8 +30,6 @@ from tests.support.importer_files import (
     write_kineto,
 )
 
-PROFILES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("hta_", "tl_", "nsysai_")))
-WITHOUT_TIMES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("param_", "chakra_")))
 KEYS = ["format", "writer", "gpus", "kernels", "streams", "steps", "busy_ns", "concurrent_frac"]
 KEYS += ["dependency_quality", "findings"]
 

@@ -19,7 +19,9 @@ from gpusim.importers.build import Imported
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, structure_hash, write_trace
 from tests.support.importer_files import (
+    PROFILES,
     SAMPLES,
+    WITHOUT_TIMES,
     call,
     kernel,
     node,
@@ -32,11 +34,6 @@ from tests.support.importer_files import (
     write_tar,
 )
 from tests.support.profile_counts import counts
-
-PROFILES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("hta_", "tl_", "nsysai_")))
-WITHOUT_TIMES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("param_", "chakra_")))
-KEYS = ["format", "writer", "gpus", "kernels", "streams", "steps", "busy_ns", "concurrent_frac"]
-KEYS += ["dependency_quality", "findings"]
 
 
 def edges(imported: Imported) -> set[tuple[int, int, str]]:

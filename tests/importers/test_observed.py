@@ -15,7 +15,7 @@ from gpusim.importers import import_files
 from gpusim.importers.edges import observed_edges
 from gpusim.importers.model import Activity, Edge, Wait
 from gpusim.importers.observed import makespan_ns, resimulated
-from tests.support.importer_files import SAMPLES
+from tests.support.importer_files import PROFILES
 
 BUNDLED = ["squeezenet1_1-infer-b1", "googlenet-infer-b1", "googlenet-train-b8"]
 POLICIES = ["sequential", "round_robin", "critical_path", "wavefront", "opara"]
@@ -178,10 +178,7 @@ def test_exported_schedule_is_observed_exactly_and_simulated_again_within_a_hund
         assert again == pytest.approx(gpusim.simulate(step, other, streams=4).makespan_ns, rel=0.01)
 
 
-TIMED = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("hta_", "tl_", "nsysai_")))
-
-
-@pytest.mark.parametrize("path", TIMED, ids=lambda path: path.name[:40])
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.name[:40])
 @pytest.mark.parametrize("step", [None, "all"], ids=["one step", "all"])
 def test_step_simulated_as_observed_takes_what_the_file_shows(path, step) -> None:  # type: ignore[no-untyped-def]
     imported = import_files([str(path)], step=step)

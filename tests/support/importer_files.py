@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES = Path(__file__).parents[1] / "data" / "importers"
+PROFILES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("hta_", "tl_", "nsysai_")))
+WITHOUT_TIMES = sorted(path for path in SAMPLES.iterdir() if path.name.startswith(("param_", "chakra_")))
 
 
 def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int = 1, **args: Any) -> dict[str, Any]:
