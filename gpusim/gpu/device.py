@@ -113,6 +113,21 @@ def precision(dtype: Dtype) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
 
 
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Switch autocast off within this context.
+
+    Within a `torch.autocast(enabled=False)`, one of the user's would not be the outermost: torch then keeps the weights
+    that it has cast when it ends, and a later step would take these.
+    """
+    before = torch.is_autocast_enabled(device.type)
+    torch.set_autocast_enabled(device.type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, before)
+
+
 def torch_dtype(dtype: Dtype) -> torch.dtype:
     """Return the element type of parameters and activations."""
     return torch.bfloat16 if dtype == "bf16" else torch.float32

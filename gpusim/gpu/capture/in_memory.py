@@ -21,7 +21,7 @@ from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.capture import capture_recorded
 from gpusim.gpu.capture.options import CaptureOptions, check_frontend
 from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
-from gpusim.gpu.device import explain_out_of_memory, precision, require_gpu
+from gpusim.gpu.device import explain_out_of_memory, precision, require_gpu, without_autocast
 
 Say = Callable[[str], None]
 
@@ -102,7 +102,7 @@ def capture_step(
 def _capture(step: UserStep, options: CaptureOptions, say: Say) -> Trace:
     """Record, check and measure a step, for `capture` and `capture_step`."""
     check_frontend(options)
-    plain = torch.autocast(step.device.type, enabled=False)  # recorded calls are below it
+    plain = without_autocast(step.device)  # recorded calls are below it
     with plain, precision(options.dtype), Untouched(step).around() as untouched:
         say("recording its operators")
         graph = record_step(step, untouched, options.seed)

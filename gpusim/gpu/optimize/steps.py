@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -90,19 +91,18 @@ def autocast_of(device: torch.device) -> torch.dtype | None:
 
 
 def casting(step: UserStep, cast: torch.dtype | None) -> UserStep:
-    """Return a step that runs as within `torch.autocast` of this type, and casts its parameters anew at each run.
+    """Return a step that runs as within `torch.autocast` of this type, if any, and casts its parameters anew at each
+    run.
 
     A recorded step's own calls are run without it. Raises `CaptureError` for a type that needs loss scaling.
     """
-    if cast is None:
-        return step
-    if cast is not torch.bfloat16:
+    if cast not in (None, torch.bfloat16):
         raise CaptureError(f"torch.autocast to {cast}: only torch.bfloat16, which needs no loss scaling")
 
     def within(phase: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def cast_phase(value: Any) -> Any:
-            torch.clear_autocast_cache()
-            with torch.autocast(step.device.type, dtype=cast):
+            torch.clear_autocast_cache()  # a context around this one keeps it
+            with nullcontext() if cast is None else torch.autocast(step.device.type, dtype=cast):
                 return phase(value)
 
         return cast_phase

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -136,6 +138,31 @@ def test_autocast_around_a_call_has_a_step_of_its_own_that_casts_weights_anew() 
     assert len(step._variants) == 2
     with torch.no_grad():
         close(step(x), model(x))
+
+
+def test_autocast_within_a_step_casts_weights_anew() -> None:
+    """A context that ends within the step forgets the cast weights, so the next step takes those of the update."""
+
+    def made(model: nn.Module) -> Any:
+        optimizer = sgd(model.parameters())
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    model, other = net(), net()
+    mine, theirs = fast(made(model), batches(1)[0]), made(other)
+    assert isinstance(mine, OptimizedStep)
+    for x, y in batches(4):
+        torch.testing.assert_close(mine(x, y), theirs(x, y))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_precision_of_products_that_changes_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
