@@ -27,7 +27,7 @@ GROUPS: dict[str, str] = {
         hardsigmoid(_) hardswish(_) hardtanh(_) i0(_) isinf isnan leaky_relu(_) lgamma(_) log(_) log10(_) log1p(_)
         log2(_) logical_not(_) logit(_) mish(_) nan_to_num(_) neg(_) polygamma reciprocal(_) relu(_) round(_) rsqrt(_)
         sgn(_) sigmoid(_) sign(_) signbit silu(_) sin(_) sinc(_) sinh(_) softplus softshrink special_i1 sqrt(_) tan(_)
-        tanh(_) threshold(_) trunc(_) log_sigmoid_forward""",
+        tanh(_) threshold(_) trunc(_) log_sigmoid_forward _conj_physical""",
     "Elementwise, of several tensors: TensorIterator spreads them to one shape or refuses.": """
         add(_) addcdiv(_) addcmul(_) atan2(_) bitwise_and(_) bitwise_or(_) bitwise_xor(_) bitwise_left_shift(_)
         bitwise_right_shift(_) __rshift__ __lshift__ clamp(_) clamp_max(_) clamp_min(_) copysign(_) div(_) eq(_)

@@ -37,6 +37,12 @@ _GPUSIM: Final = str(Path(__file__).parents[1])
 _NO_NUMBER: Final = 2**62
 #: Operators that return their input unchanged.
 _SAME: Final = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+#: Operators whose result is a view that torch reads in another way, by a bit that no address shows -> the same in
+#: memory of its own.
+_LAZY: Final = {
+    torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
 #: Tensor methods that read elements without passing the dispatcher.
 _READS_PAST: Final = {
     torch.Tensor.numpy: "numpy()",
@@ -143,6 +149,8 @@ class Listener(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if args and isinstance(args[0], torch.Tensor):  # not a number
+            function = _LAZY.get(function, function)
         if function.namespace == "profiler":  # torch.optim names its steps for the profiler
             return function(*args, **kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
@@ -361,6 +369,8 @@ class Listener(TorchDispatchMode):
         number = StorageWeakRef(tensor.untyped_storage()).cdata
         if number in self._made:
             raise self.error("a tensor of the step is seen through one that torch's dispatcher did not show")
+        if tensor.is_conj() or tensor.is_neg():
+            raise self.error("the step reads a conjugate or negative view from before it; call resolve_conj() on it")
         if tensor in self._arrived:
             role = "input"
         node = self._naming._graph_namespace.create_name("state" if name else "_tensor_constant", None)

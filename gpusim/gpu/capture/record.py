@@ -291,14 +291,15 @@ def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:
     """
     if tensor.numel() == 0 or tensor.is_meta:
         return TensorInit(kind="constant")
-    values = tensor.detach().double().flatten()
+    numbers = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    values = numbers.double().flatten()
     low, high = values.min().item(), values.max().item()
     if low == high:
         return TensorInit(kind="constant", a=low)
-    exact = state.role == "constant" or not tensor.is_floating_point()
+    exact = (state.role == "constant" or not tensor.is_floating_point()) and not tensor.is_complex()
     if exact and state.role != "target" and tensor.numel() <= MAX_KEPT_VALUES:
         return TensorInit(kind="values", values=tuple(values.tolist()))
-    if not tensor.is_floating_point():
+    if not numbers.is_floating_point():
         return TensorInit(kind="integers", a=low, b=high)
     if low >= 0:
         return TensorInit(kind="uniform", a=low, b=high)

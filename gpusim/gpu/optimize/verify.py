@@ -16,7 +16,7 @@ from gpusim.gpu.capture.optimizers import named_states
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.captured import Captured, Computed
 from gpusim.gpu.optimize.executors import UserRunner, state_of
-from gpusim.gpu.replay.compare import NOISE_FACTOR, TIMES_AS_FAR, TOLERANCE, VARIANT_TOLERANCE
+from gpusim.gpu.replay.compare import NOISE_FACTOR, TIMES_AS_FAR, TOLERANCE, VARIANT_TOLERANCE, in_double
 from gpusim.gpu.replay.rounding import rounding_noise
 from gpusim.plan.sync import program_order_releases
 
@@ -90,12 +90,13 @@ def shares(results: Results, wanted: Results, before: Results, noise: Mapping[st
         kind = name.partition(" ")[0]
         start = before.get(name) if kind in ("parameter", "buffer", "state") else None
         changed = start is not None and start.shape == reference.shape
-        moved = reference.double() - start.double() if changed and start is not None else reference
+        moved = in_double(reference) - in_double(start) if changed and start is not None else reference
         distance = _distance(results[name], reference) - noise.get(name, 0.0)
         distance = 0.0 if distance <= 0.0 else distance  # NaN stays
         differences[kind] = math.hypot(differences.get(kind, 0.0), distance)
         # Stored values cannot be compared more finely than their own rounding.
-        eps = torch.finfo(reference.dtype).eps if changed and reference.is_floating_point() else 0.0
+        rounded = changed and (reference.is_floating_point() or reference.is_complex())
+        eps = torch.finfo(reference.dtype).eps if rounded else 0.0
         norms[kind] = math.hypot(norms.get(kind, 0.0), _norm(moved), eps * _norm(reference))
     return {kind: _share(differences[kind], norms[kind]) for kind in differences}
 
@@ -149,14 +150,14 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the norm of the difference; equal infinities, or NaN in both, do not differ."""
     if not one.numel():
         return 0.0
-    one, other = one.double(), other.double()
+    one, other = in_double(one), in_double(other)
     same = (one == other) | (one.isnan() & other.isnan())
     return torch.linalg.vector_norm(torch.where(same, 0.0, one - other)).item()
 
 
 def _norm(tensor: torch.Tensor) -> float:
     """Return the norm of the finite elements."""
-    return torch.linalg.vector_norm(tensor.double().nan_to_num(0.0, 0.0, 0.0)).item() if tensor.numel() else 0.0
+    return torch.linalg.vector_norm(in_double(tensor).nan_to_num(0.0, 0.0, 0.0)).item() if tensor.numel() else 0.0
 
 
 def _share(difference: float, norm: float) -> float:

@@ -80,7 +80,7 @@ def errors(
 ) -> dict[int, float]:
     """Return ||result - wanted|| over its scale, for each result."""
     return {
-        index: _over(_distance(results[index], wanted[index]), scale)
+        index: _over(distance(results[index], wanted[index]), scale)
         for index, scale in scales(trace, wanted, noise, limit).items()
     }
 
@@ -90,7 +90,7 @@ def compare(trace: Trace, results: Results, wanted: Results, noise: Mapping[int,
     for index, reference in wanted.items():
         if index not in results:
             raise ReplayError(f"the schedule did not produce tensor {index}")
-        if reference.is_floating_point() and not torch.isfinite(reference).all():
+        if not torch.isfinite(reference).all():
             name = trace.tensors[index].name or f"tensor {index} ({trace.tensors[index].role})"
             raise ReplayError(f"the sequential run gives values that are not finite in {name}; nothing to compare with")
     if all(torch.equal(results[index], reference) for index, reference in wanted.items()):
@@ -105,7 +105,7 @@ def errors_by_role(trace: Trace, results: Results, wanted: Results) -> dict[str,
     norms: dict[str, float] = {}
     for index, reference in wanted.items():
         role = trace.tensors[index].role
-        differences[role] = math.hypot(differences.get(role, 0.0), _distance(results[index], reference))
+        differences[role] = math.hypot(differences.get(role, 0.0), distance(results[index], reference))
         norms[role] = math.hypot(norms.get(role, 0.0), _norm(reference))
     return {role: _relative(differences[role], norms[role]) for role in norms}
 
@@ -163,12 +163,18 @@ def check_variants(
     )
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(one.double() - other.double()).item()
+def in_double(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in 64 bits a number: complex ones keep their imaginary part."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the norm of the difference of two tensors."""
+    return torch.linalg.vector_norm(in_double(one) - in_double(other)).item()
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(tensor.double()).item()
+    return torch.linalg.vector_norm(in_double(tensor)).item()
 
 
 def _over(difference: float, scale: float) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gpusim.formats.trace import Trace
+from gpusim.gpu.replay.compare import distance
 from gpusim.gpu.replay.execute import InitialState, Runner, results_of
 
 #: Perturbed runs; the noise is the largest over them and one plain repetition.
@@ -31,7 +32,7 @@ def rounding_noise(
     for number in range(SHAKEN_RUNS + 1):
         generator = torch.Generator(device=runner.device).manual_seed(seed + number) if number else None
         for index, tensor in _results(runner, state, releases, seed, generator).items():
-            noise[index] = max(noise[index], torch.linalg.vector_norm(tensor.double() - plain[index].double()).item())
+            noise[index] = max(noise[index], distance(tensor, plain[index]))
     return noise
 
 
@@ -73,10 +74,10 @@ def _made(trace: Trace) -> list[list[int]]:
 
 def _shake(tensor: torch.Tensor | None, generator: torch.Generator) -> None:
     """Perturb each element by one unit in the last place, up or down at random."""
-    if tensor is None or not tensor.is_floating_point():
+    if tensor is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         return  # several elements share memory
     eps = torch.finfo(tensor.dtype).eps
-    factors = torch.empty_like(tensor).bernoulli_(0.5, generator=generator)
+    factors = torch.empty_like(tensor, dtype=tensor.dtype.to_real()).bernoulli_(0.5, generator=generator)
     tensor.mul_(factors.mul_(2 * eps).add_(1 - eps))
