@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
+from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Role, Storage, Tensor, TensorInit
@@ -171,12 +172,41 @@ class Places:
             inner = kernel.get_inputs_that_alias_output() if kernel is not None else ()
             origins += list(inner) or [name]
         bases = {self.buffer(name) for name in origins}
-        if len({base.storage for base in bases}) != 1 or any(base.offset_bytes for base in bases):
+        offset = self._viewed_at(buffer, shape, stride)
+        if len({base.storage for base in bases}) != 1 or (offset is None and any(base.offset_bytes for base in bases)):
             raise CaptureError(
                 f"Inductor's '{buffer.get_name()}' may lie in the memory of several tensors; use the front end 'aten'"
             )
         base = next(iter(bases))
-        return Place(base.storage, _number(layout.offset) * layout.dtype.itemsize, shape, stride, layout.dtype)
+        elements = _number(layout.offset) if offset is None else offset
+        return Place(base.storage, elements * layout.dtype.itemsize, shape, stride, layout.dtype)
+
+    def _viewed_at(self, buffer: Any, shape: Any, stride: Any) -> int | None:
+        """Return the offset in elements of the result of an operator that Inductor does not know, None for others.
+
+        Inductor gives 0, for a slice of complex numbers, too. So the operator is called on tensors without memory.
+        """
+        from torch._inductor import ir
+
+        call = buffer.inputs[0] if isinstance(buffer, ir.MultiOutput) else buffer
+        if not isinstance(call, ir.FallbackKernel):
+            return None
+
+        def bare(node: Any) -> torch.Tensor:
+            place = self.of(node)
+            memory = torch.empty(self.storages[place.storage].bytes // place.dtype.itemsize, dtype=place.dtype,
+                                 device="meta")  # fmt: skip
+            return memory.as_strided(place.shape, place.stride, place.offset_bytes // place.dtype.itemsize)
+
+        args, kwargs = pytree.tree_map_only(ir.IRNode, bare, call.unflatten_args(call.inputs, call.constant_args))
+        viewed = call.op_overload(*args, **call.kwargs, **kwargs)
+        for _, part in buffer.indices if isinstance(buffer, ir.MultiOutput) else ():
+            viewed = viewed[part]
+        if (tuple(viewed.shape), viewed.stride()) != (shape, stride):
+            raise CaptureError(
+                f"Inductor lays the view '{buffer.get_name()}' over other elements; use the front end 'aten'"
+            )
+        return int(viewed.storage_offset())
 
     def _constant(self, name: str, value: torch.Tensor) -> Place:
         size = value.untyped_storage().nbytes()

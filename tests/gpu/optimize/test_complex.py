@@ -1,4 +1,4 @@
-"""Complex numbers: conjugates that only a bit shows, and comparison of both parts."""
+"""Complex numbers: conjugates that only a bit shows, comparison of both parts, and views in Inductor's graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.verify import shares
 from gpusim.gpu.replay.compare import in_double
-from tests.support.optimizing import Net, fast
+from tests.support.optimizing import Net, close, fast
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -49,3 +49,17 @@ def test_imaginary_parts_are_compared() -> None:
     assert in_double(X).dtype is torch.float64
     by_kind = shares({"output 0": one}, {"output 0": other}, {}, {})
     assert by_kind["output"] == pytest.approx(2 / 2**0.5)
+
+
+def test_a_view_by_an_operator_that_inductor_does_not_know_has_its_offset() -> None:
+    """Inductor gives a slice of complex numbers the offset 0."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x, x + 1)
+        z[:, 2:4].mul_(2)
+        return torch.view_as_real(z[:, 1:])
+
+    optimized = fast(step, X, frontends=("inductor",))
+    assert isinstance(optimized, OptimizedStep)
+    for x in (X, X + 1):
+        close(optimized(x), step(x))
