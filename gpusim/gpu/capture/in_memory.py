@@ -132,8 +132,39 @@ def model_step(
     check_devices(modules, named, device)
     if optimizer is not None:
         optim.refuse(optimizer)
+    phases = model_phases(
+        model,
+        given,
+        device,
+        targets=wanted,
+        loss=loss,
+        optimizer=optimizer,
+        kwargs=kwargs,
+        autocast=autocast,
+        clip_grad_norm=clip_grad_norm,
+        clip_grad_value=clip_grad_value,
+    )
+    optimizers = [] if optimizer is None else [optimizer]
+    return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named)
+
+
+def model_phases(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    device: torch.device,
+    *,
+    targets: tuple[Any, ...] = (),
+    loss: Callable[..., torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    autocast: torch.dtype | bool | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+) -> Phases:
+    """Return one step of a model as functions, also of one that cannot be captured; arguments as in `capture`."""
     cast = _autocast_dtype(autocast)
-    parameters = [p for module in modules.values() for p in module.parameters()]
+    of_loss = loss.parameters() if isinstance(loss, torch.nn.Module) else ()
+    parameters = [*model.parameters(), *of_loss]
     if optimizer is not None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -146,8 +177,8 @@ def model_step(
             for parameter in parameters:
                 parameter.grad = None
         with nullcontext() if cast is None else torch.autocast(device.type, dtype=cast):
-            output = model(*given, **(kwargs or {}))
-            return output if loss is None else loss(output, *wanted)
+            output = model(*inputs, **(kwargs or {}))
+            return output if loss is None else loss(output, *targets)
 
     def infer(_: Any) -> Any:
         with torch.no_grad():
@@ -167,11 +198,9 @@ def model_step(
             optimizer.step()
         return value
 
-    phases: Phases = [("forward", infer)]
     if trained:
-        phases = [("forward", forward), ("backward", backward), ("optimizer", update)]
-    optimizers = [] if optimizer is None else [optimizer]
-    return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named)
+        return [("forward", forward), ("backward", backward), ("optimizer", update)]
+    return [("forward", infer)]
 
 
 def function_step(

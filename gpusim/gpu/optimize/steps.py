@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch.utils._device import DeviceContext
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Mode
-from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
+from gpusim.gpu.capture.in_memory import function_step, model_phases, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.reach import PLAIN
@@ -63,10 +64,29 @@ class Given:
         )
 
     def eager(self, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
-        """Run one step by the user's own code."""
+        """Run one step by the user's own code, also one that cannot be captured."""
         if not self.trains:
             return self.target(*args, **kwargs)
-        return self.step(args, kwargs, device).run()
+        inputs, targets = self.split(args)
+        phases = [
+            phase
+            for _, phase in model_phases(
+                self.target,
+                inputs,
+                device,
+                targets=targets,
+                loss=self.loss,
+                optimizer=self.optimizer,
+                kwargs=kwargs,
+            )
+        ]
+        if self.optimizer is not None and _needs_closure(self.optimizer):
+            forward, backward, _ = phases
+            return self.optimizer.step(lambda: backward(forward(None)))
+        value: Any = None
+        for phase in phases:
+            value = phase(value)
+        return value
 
     def options(self, step: UserStep, seed: int, cast: torch.dtype | None = None) -> CaptureOptions:
         """Return the options of a capture; `cast` as in `casting`."""
@@ -75,6 +95,12 @@ class Given:
         spec = f"{type(self.target).__module__}.{type(self.target).__qualname__}"
         dtype = dtype_of(list(step.parameters().values()), step.device) if cast is None else "bf16"
         return options_of(step, spec, mode, dtype, False, seed, False)
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer calls the model itself, as LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def dtype_of(tensors: Sequence[torch.Tensor], device: torch.device) -> Dtype:
