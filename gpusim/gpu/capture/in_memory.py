@@ -275,6 +275,8 @@ def check_devices(
     for module in modules.values():
         tensors |= dict(module.named_parameters()) | dict(module.named_buffers())
     for name, tensor in tensors.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise CaptureError(f"'{name}' has no shape yet: call the lazy module once, on an example, first")
         if tensor.device.type != device.type:
             raise CaptureError(f"'{name}' is on {tensor.device}; move the model and its inputs to {device} first")
 

@@ -168,7 +168,7 @@ class Listener(TorchDispatchMode):
         if (known and (reads or any(self._is_of_host(tensor) for tensor in tensors))) or self._comes_in(function, args):
             return self._on_host(function, args, kwargs)
         if self.strict:
-            self._refuse(function, args, tensors)
+            self._refuse(function, args, leaves)
         node = torch._C._current_autograd_node()
         layer = self.layers.of_node(node) if node is not None else self.layers.now() if phase == "forward" else ""
         phase = self.phase or ("backward" if node is not None else phase)
@@ -257,7 +257,10 @@ class Listener(TorchDispatchMode):
 
     # --- What is refused ---
 
-    def _refuse(self, function: Any, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> None:
+    def _refuse(self, function: Any, args: tuple[Any, ...], leaves: Sequence[Any]) -> None:
+        if any(isinstance(leaf, torch.ScriptObject) for leaf in leaves):
+            raise self.error(f"{function} takes an object of C++, such as packed weights; a trace holds only tensors")
+        tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         odd = next((t for t in tensors if type(t) not in (torch.Tensor, torch.nn.Parameter)), None)
         if odd is not None:
             raise self.error(f"a {type(odd).__name__} is not a plain tensor; a trace holds only those")

@@ -19,6 +19,7 @@ from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.calls import Call, JointGraph, OwnResults, State, Value
 from gpusim.gpu.capture.joint_graph import layer_names
 from gpusim.gpu.capture.listen import Layers, Listener
+from gpusim.gpu.replay.tensors import restore_elements
 
 Phases = Sequence[tuple[Phase | None, Callable[[Any], Any]]]
 """The phases of a step in order; each receives the result of the one before. The last returns the outputs.
@@ -117,7 +118,7 @@ class Untouched:
         finally:
             with torch.no_grad():
                 for tensor, copy in self._tensors.values():
-                    tensor.copy_(copy)
+                    restore_elements(tensor, copy)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             for module, values in plain:

@@ -191,7 +191,12 @@ class OptimizedStep:
             check_arguments(leaves)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             others = (spec, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
-        shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
+        try:
+            shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
+        except RuntimeError as cause:
+            raise CaptureError(
+                "an argument is a nested tensor, which has no shape: only plain ones can be captured"
+            ) from cause
         return tensors, (shapes, others, self._modes.number(), autocast_of(self._device), settings())
 
     def _other(self, key: Any, former: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:

@@ -161,11 +161,13 @@ class StepMaker:
                 problem = (str(cause) or type(cause).__name__).splitlines()[0]
                 raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
             snapshot.check_objects()
-            after_first = ModuleState(modules)  # the first run may make what later ones keep
+            snapshot.after_first()  # it may make what later runs keep
+            after_first = ModuleState(modules)
             drawn = host_draws(step.device)
             eager_ns = self.executor.time_call_ns(step.run)
             if host_draws(step.device) != drawn:
                 raise CaptureError("the step draws random numbers on the host, which a captured step would not")
+            snapshot.check_attributes()
             changed = after_first.changed()
             if changed is not None:
                 untouched.restore()

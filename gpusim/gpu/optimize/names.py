@@ -36,15 +36,20 @@ def is_special(method: str) -> bool:
     return method in _TORCHS or (method.startswith("__") and method.endswith("__") and method not in _NEVER_CALLED)
 
 
-def is_torchs(module: str | None) -> bool:
-    """Whether a Python module is torch's."""
-    return (module or "").partition(".")[0] == "torch"
+def is_torchs(module: Any) -> bool:
+    """Whether a Python module, by its name, is torch's."""
+    return _package(module) == "torch"
 
 
-def is_users(module: str | None) -> bool:
-    """Whether a Python module may be the user's: neither torch's nor of the standard library."""
-    package = (module or "").partition(".")[0]
+def is_users(module: Any) -> bool:
+    """Whether a Python module, by its name, may be the user's: neither torch's nor of the standard library."""
+    package = _package(module)
     return package == "__main__" or (package != "torch" and package not in sys.stdlib_module_names)
+
+
+def _package(module: Any) -> str:
+    """Return the package of a module's name; a class that C code made may have anything as `__module__`."""
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:

@@ -11,9 +11,12 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.user_step import UserStep, rng_state, set_rng_state
 from gpusim.gpu.optimize.python_state import PythonState
+from gpusim.gpu.replay.tensors import restore_elements
 
 #: Types of module attributes that are compared.
 _PLAIN = (bool, int, float, str, type(None))
+#: End of the names of a module's dicts of hooks, and of the options of these.
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
 class Snapshot:
@@ -24,7 +27,8 @@ class Snapshot:
         self._python = PythonState(roots)
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
         self._buffers = [dict(module._buffers) for module in self._modules]
-        self._plain = [_plain(module) for module in self._modules]
+        self._plain, self._hooks = self._attributes(), self._all_hooks()
+        self._first = self._plain
         self._parameters = list(step.parameters().values())
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._groups = [[dict(group) for group in optimizer.param_groups] for optimizer in step.optimizers]
@@ -45,11 +49,37 @@ class Snapshot:
             leaves += [value for values in (*groups, *states.values()) for value in values.values()]
         return list({id(each): each for each in leaves if isinstance(each, torch.Tensor)}.values())
 
+    def _attributes(self) -> list[dict[str, Any]]:
+        return [_plain(module) for module in self._modules]
+
+    def _all_hooks(self) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+        """Return each dict of a module's hooks, with its contents."""
+        dicts = (value for module in self._modules for key, value in vars(module).items() if key.endswith(_HOOKS))
+        return [(hooks, dict(hooks)) for hooks in dicts if isinstance(hooks, dict)]
+
+    def after_first(self) -> None:
+        """Take the attributes that the first run leaves, as those that later runs must leave."""
+        self._first = self._attributes()
+
+    def check_attributes(self) -> None:
+        """Raise `CaptureError` where a later run has changed a plain attribute of a module.
+
+        What the first run has set, such as a note that it was the first, stays from now on, and so do its hooks.
+        """
+        for module, before, now in zip(self._modules, self._first, self._attributes(), strict=True):
+            for key in before.keys() | now.keys():
+                if key not in before or key not in now or before[key] != now[key]:
+                    raise CaptureError(
+                        f"the step changes the Python attribute '{key}' of {type(module).__name__}, which a captured "
+                        "step would not"
+                    )
+        self._plain, self._hooks = self._first, self._all_hooks()
+
     def restore(self) -> None:
         """Restore everything."""
         with torch.no_grad():
             for tensor, copy in self._copies:
-                tensor.copy_(copy)
+                restore_elements(tensor, copy)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
@@ -57,28 +87,26 @@ class Snapshot:
             for key in _plain(module).keys() - plain.keys():
                 delattr(module, key)
             vars(module).update(plain)
+        for hooks, before in self._hooks:
+            if hooks != before:
+                hooks.clear()
+                hooks.update(before)
         self._python.restore()
         for optimizer, groups, states in zip(self.step.optimizers, self._groups, self._states, strict=True):
-            for group, before in zip(optimizer.param_groups, groups, strict=True):
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
-                group.update(before)
+                group.update(options)
             optimizer.state.clear()
             optimizer.state.update({parameter: dict(state) for parameter, state in states.items()})
         set_rng_state(self._rng)
 
     def check_objects(self) -> None:
         """Raise `CaptureError` where Python objects have changed: a graph on the GPU changes none."""
-        for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
-            name = type(module).__name__
+        for module, buffers in zip(self._modules, self._buffers, strict=True):
             for key, tensor in buffers.items():
                 if module._buffers.get(key) is not tensor:
+                    name = type(module).__name__
                     raise CaptureError(f"the step replaces the buffer '{key}' of {name}; change it in place instead")
-            now = _plain(module)
-            for key in plain.keys() | now.keys():
-                if key not in plain or key not in now or plain[key] != now[key]:
-                    raise CaptureError(
-                        f"the step changes the Python attribute '{key}' of {name}, which a captured step would not"
-                    )
         for optimizer, groups in zip(self.step.optimizers, self._groups, strict=True):
             for group, before in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in before.items():

@@ -20,7 +20,7 @@ from gpusim.gpu.replay.operators import check_schemas, describe, resolve
 from gpusim.gpu.replay.result_sizes import check_result_sizes
 from gpusim.gpu.replay.saved_facts import VARYING
 from gpusim.gpu.replay.size_rules import is_dense
-from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage, placed_results
+from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage, placed_results, restore_elements
 from gpusim.gpu.replay.variants import call_chain, call_here, call_variant
 from gpusim.trace.fusion import canonical_variants, covered_by
 from gpusim.trace.trust import check_trace_code
@@ -303,7 +303,7 @@ class InitialState:
     def restore(self) -> None:
         """Undo all in-place changes."""
         for index, tensor in self.tensors.items():
-            tensor.copy_(self.pristine[index])
+            restore_elements(tensor, self.pristine[index])
 
 
 def _uses_fixed_results_only(op: Op) -> bool:

@@ -42,6 +42,14 @@ def lies_in_storage(tensor: torch.Tensor) -> bool:
     return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
+def restore_elements(tensor: torch.Tensor, copy: torch.Tensor) -> None:
+    """Write a copy's elements back into its tensor, also into an expanded one, whose elements share memory."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            tensor, copy = tensor.narrow(dim, 0, 1), copy.narrow(dim, 0, 1)
+    tensor.copy_(copy)
+
+
 def copy_sharing(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Copy tensors with their strides; tensors of one storage share a storage again."""
     memory: dict[int, torch.UntypedStorage] = {}

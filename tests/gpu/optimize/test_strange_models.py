@@ -1,0 +1,99 @@
+"""Habits of other people's models: notes of a first call, expanded buffers, tensors without a shape, objects of C++."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.names import is_torchs, is_users
+from tests.support.optimizing import Net, close, fast, net
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Prepares(Net):
+    """Installs a hook at its first call and notes that it has, as `transformers` does."""
+
+    is_ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_ready:
+            self.is_ready = True
+            self.head.register_forward_hook(lambda *given: given[-1] * 2)
+        return super().forward(x)
+
+
+class PreparesAndCounts(Prepares):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:gpusim.optimize. the step changes the Python attribute 'calls'")
+@pytest.mark.parametrize("kind", [Prepares, PreparesAndCounts])
+def test_what_a_first_call_prepares_is_prepared_once(kind: type[Prepares]) -> None:
+    """Where the step is refused, neither the note nor the hook is left."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    other = copy.deepcopy(model)
+    step = fast(model, X)
+    taken = kind is Prepares
+    assert isinstance(step, OptimizedStep) == taken
+    assert model.is_ready == bool(model.head._forward_hooks) == taken
+    with torch.no_grad():
+        close(step(X), other(X))
+    assert len(model.head._forward_hooks) == 1
+
+
+def test_an_expanded_buffer_is_put_back() -> None:
+    model = net().eval()
+    model.register_buffer("factors", torch.randn(6).expand(4, 6))
+    model.register_forward_pre_hook(lambda module, given: (given[0] * module.factors,))
+    before = model.factors.clone()
+    step = fast(model, X)
+    assert isinstance(step, OptimizedStep)
+    assert torch.equal(model.factors, before)
+    with torch.no_grad():
+        close(step(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "expected"),
+    [
+        (lambda: nn.LazyLinear(3), X, r"'weight' has no shape yet: call the lazy module once"),
+        (net, [X, X[:2]], "an argument is a nested tensor, which has no shape"),
+    ],
+)
+def test_tensors_without_a_shape(make: Callable[[], nn.Module], given: Any, expected: str) -> None:
+    model = make()
+    x = torch.nested.nested_tensor(given) if isinstance(given, list) else given
+    with pytest.warns(UserWarning, match=expected):
+        assert fast(model, x) is model
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_an_object_of_cpp_among_arguments() -> None:
+    weight = torch.quantize_per_tensor(torch.ones(3, 6), 0.1, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(weight, None)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic(x, packed)
+
+    with pytest.warns(UserWarning, match=r"quantized.linear_dynamic.default takes an object of C\+\+"):
+        assert fast(step, X) is step
+
+
+def test_a_class_whose_module_is_no_text_is_the_users() -> None:
+    """Cython's have a descriptor there."""
+    assert is_users(vars(type)["__doc__"])
+    assert not is_torchs(None)
+    assert not is_users("torch.nn")
