@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from gpusim.errors import CaptureError
+from gpusim.gpu.capture.calls import State
 from gpusim.gpu.capture.listen import Listener
 
 CPU = torch.device("cpu")
@@ -50,3 +51,45 @@ def test_attention_whose_seed_is_on_the_host_is_recorded_and_its_backward_takes_
 def test_step_that_copies_to_the_host_is_refused(library: torch.library.Library) -> None:
     with pytest.raises(CaptureError, match="copies a tensor to the host"):
         Listener(CPU).listen(lambda: torch.ops.gpusim_listen_test.to_host(torch.ones(2)))
+
+
+def read(make: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Return the number that a step reads from a tensor; data are `x`."""
+    x = torch.arange(3.0)
+    return bool(Listener(CPU, [State("x", "input", x)]).listen(lambda: (make(x).sum() > 0).item()))
+
+
+def into_memory_of_a_row(x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(2, 3)
+    row = made[0]
+    made.copy_(x)
+    return row
+
+
+FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "computed from a range": lambda _: torch.arange(8).expand(2, 8).diff(),
+    "as large as data": lambda x: torch.ones_like(x),
+    "changed in place": lambda x: x.new_zeros(2).add_(1)[:1],
+    "copied from fixed": lambda _: torch.zeros(2, 2).copy_(torch.eye(2))[0] * torch.tensor(2.0),
+}
+VARYING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "data": lambda x: x,
+    "computed from data": lambda x: torch.ones(3) * x,
+    "overwritten": lambda x: torch.zeros(3).copy_(x),
+    "view of what is overwritten": into_memory_of_a_row,
+    "drawn in place": lambda _: torch.zeros(3).uniform_(),
+    "drawn as large as fixed": lambda _: torch.rand_like(torch.ones(3)),
+    "empty": lambda _: torch.empty_like(torch.ones(3)),
+    "constant of the code, overwritten": lambda x: torch.tensor(1.0).mul_(x[1]),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_what_follows_from_shapes_may_be_read(name: str) -> None:
+    assert read(FIXED[name])
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_what_depends_on_data_or_chance_may_not(name: str) -> None:
+    with pytest.raises(CaptureError, match="reads the elements"):
+        read(VARYING[name])

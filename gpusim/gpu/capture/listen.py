@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
+from gpusim.gpu.capture.constants import Constants
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OPTIMIZERS: Final = str(Path(_TORCH) / "optim")
@@ -130,8 +131,7 @@ class Listener(TorchDispatchMode):
         self._naming = fx.Graph()
         self._host = WeakTensorKeyDictionary()
         self._host.update((tensor, True) for tensor in host)
-        self._known = WeakTensorKeyDictionary()
-        """Tensors whose elements are constants of the code: `torch.tensor(3.0)` and values computed from it."""
+        self._constants = Constants(self._is_of_host, lambda tensor: self._place(tensor)[0])
         self._values = WeakTensorKeyDictionary()
         self._by_place: dict[tuple[Any, ...], Value] = {}
         self._storages: dict[int, StorageWeakRef] = {}
@@ -163,9 +163,11 @@ class Listener(TorchDispatchMode):
         if any(argument.is_out for argument in function._schema.arguments):
             return self._without_out(function, args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        known = bool(tensors) and all(self._is_known(tensor) for tensor in tensors)
+        fixed = self._constants.makes_fixed(function, tensors)
+        known = bool(tensors) and all(map(self._constants.is_known, tensors))
         reads = torch.Tag.data_dependent_output in function.tags
-        if (known and (reads or any(self._is_of_host(tensor) for tensor in tensors))) or self._comes_in(function, args):
+        from_host = known and any(self._is_of_host(tensor) for tensor in tensors)
+        if (fixed and reads) or from_host or self._comes_in(function, args):
             return self._on_host(function, args, kwargs)
         if self.strict:
             self._refuse(function, args, leaves)
@@ -174,7 +176,10 @@ class Listener(TorchDispatchMode):
         phase = self.phase or ("backward" if node is not None else phase)
         taken_args, taken_kwargs = pytree.tree_map_only(torch.Tensor, self._value, (args, kwargs))
         if function is torch.ops.aten.lift_fresh.default:
-            function, known = torch.ops.aten.lift_fresh_copy.default, True  # the constant itself must not change
+            # The constant itself must not change.
+            function, known, fixed = torch.ops.aten.lift_fresh_copy.default, True, True
+        if not fixed:
+            self._constants.write(function, args, kwargs)
         result = function(*args, **kwargs)
         parts = [part for part in pytree.tree_leaves(result) if isinstance(part, torch.Tensor)]
         # Attention also returns its dropout seed, which is on the host while no graph is recorded.
@@ -185,7 +190,7 @@ class Listener(TorchDispatchMode):
         name = self._name(function)
         if function not in _SAME:
             self.calls.append(Call(name, function, taken_args, taken_kwargs, phase, layer, self.line))
-        self._keep(result, taken_args[0] if function in _SAME else Value(name), known)
+        self._keep(result, taken_args[0] if function in _SAME else Value(name), known and fixed, fixed)
         return result
 
     def _without_out(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -201,16 +206,13 @@ class Listener(TorchDispatchMode):
                         return out.copy_(result)
         raise self.error(f"{function} writes into tensors of another shape, or into several")
 
-    def _keep(self, result: Any, value: Value, known: bool) -> None:
+    def _keep(self, result: Any, value: Value, known: bool, fixed: bool) -> None:
         """Register the results of a call."""
         many = isinstance(result, list | tuple)
         for index, part in enumerate(result if many else [result]):
             if isinstance(part, torch.Tensor):
                 self._set(part, Value(value.node, index) if many else value)
-                if known:
-                    self._known[part] = True
-                else:
-                    self._known.pop(part, None)
+                self._constants.keep(part, known, fixed)
 
     def __enter__(self) -> Listener:
         super().__enter__()
@@ -283,7 +285,7 @@ class Listener(TorchDispatchMode):
     def check_read(self, tensor: torch.Tensor, how: str) -> None:
         """Raise `CaptureError` where the user's code reads a tensor's elements without the dispatcher."""
         self._look_at_stack()
-        if self.strict and not self._is_known(tensor):
+        if self.strict and not self._constants.is_fixed(tensor):
             raise self.error(f"the step reads the elements of a tensor ({how}); a captured step must not depend on it")
 
     # --- Where a call comes from ---
@@ -314,9 +316,6 @@ class Listener(TorchDispatchMode):
 
     def _is_of_host(self, tensor: torch.Tensor) -> bool:
         return tensor in self._host or tensor.device.type != self.device.type
-
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        return tensor in self._known or self._is_of_host(tensor)
 
     def _comes_in(self, function: Any, args: tuple[Any, ...]) -> bool:
         """Whether a call copies host data into a tensor that the step has not touched yet: an arriving input."""
