@@ -7,6 +7,7 @@ same state as the step; a tensor that exists before the step is copied when a ca
 from __future__ import annotations
 
 import bisect
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,11 +30,14 @@ from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
 from gpusim.gpu.capture.constants import Constants
 
-_TORCH: Final = str(Path(torch.__file__).parent)
-_OPTIMIZERS: Final = str(Path(_TORCH) / "optim")
+#: Folders end in a separator: torchvision is not torch.
+_TORCH: Final = os.path.join(Path(torch.__file__).parent, "")
+_OPTIMIZERS: Final = os.path.join(_TORCH, "optim", "")
 _CLIPPING: Final = str(Path(_TORCH) / "nn" / "utils" / "clip_grad.py")
 _AUTOGRAD: Final = str(Path(_TORCH) / "autograd" / "__init__.py")
-_GPUSIM: Final = str(Path(__file__).parents[1])
+_GPUSIM: Final = os.path.join(Path(__file__).parents[2], "")
+#: The command line calls no code of the user's but the model, so what called it is no place in the user's code.
+_COMMANDS: Final = os.path.join(_GPUSIM, "cli", "")
 #: Autograd nodes without a place in the forward, which add to `.grad`, have a number beyond all others.
 _NO_NUMBER: Final = 2**62
 #: Operators that return their input unchanged.
@@ -291,7 +295,10 @@ class Listener(TorchDispatchMode):
     # --- Where a call comes from ---
 
     def _look_at_stack(self) -> Phase:
-        """Set `line` to the user's current line, and return the phase of torch's code on the stack above it."""
+        """Set `line` to the user's current line, or to nothing where the stack has none of the user's code.
+
+        Returns the phase of torch's code on the stack above it.
+        """
         phase: Phase = "forward"
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
@@ -300,10 +307,13 @@ class Listener(TorchDispatchMode):
                 phase = "backward"
             elif file.startswith(_OPTIMIZERS) or file == _CLIPPING:
                 phase = "optimizer"
+            elif file.startswith(_COMMANDS):
+                break
             elif not file.startswith((_TORCH, _GPUSIM, "<")) and "contextlib" not in file:
                 self.line = f"{file}:{frame.f_lineno}"
                 return phase
             frame = frame.f_back
+        self.line = ""
         return phase
 
     def _name(self, function: Any) -> str:
