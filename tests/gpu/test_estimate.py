@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,10 @@ class Looking(Own):
 
 def looking(batch):
     return Looking(), torch.randn(batch, 3, 12, 12)
+
+
+def sparse(batch):
+    return nn.EmbeddingBag(100, 8, sparse=True), torch.randint(0, 100, (batch, 3))
 """
 
 
@@ -173,9 +178,21 @@ def test_replay_refuses_it(own: Path) -> None:
         check_operators(estimated(f"{own}:make"), "own.json")
 
 
-def test_a_step_that_looks_at_elements_is_refused_with_its_line(own: Path) -> None:
-    with pytest.raises(CaptureError):
-        estimated(f"{own}:looking", "infer")
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_step_that_looks_at_elements_is_refused_with_its_line(mode: str, own: Path) -> None:
+    """In training the forward runs once before recording, and fails there: a tensor has no elements to look at."""
+    line = 1 + OWN_MODEL.splitlines().index("        return super().forward(x) if x.sum() > 0 else x.flatten(1)")
+    with pytest.raises(CaptureError, match=re.escape(f"{own}:{line}: the step reads the elements of a tensor")):
+        estimated(f"{own}:looking", mode)
+
+
+def test_what_no_line_of_the_user_makes_has_no_line(own: Path, tmp_path: Path, run: Run) -> None:
+    """A gradient is made in torch, called from gpusim: a line of either is no place to look for the mistake."""
+    code, _, errors = run(
+        "capture", f"{own}:sparse", "--mode", "train", "--batch", "2", "--estimate", "-o", tmp_path / "t.json"
+    )
+    assert code == 2
+    assert errors.splitlines()[-1].startswith("gpusim: the step makes a tensor of layout sparse_coo")
 
 
 @pytest.mark.parametrize(

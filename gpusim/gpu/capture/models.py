@@ -85,8 +85,16 @@ def load_step(
         return ModelStep(network, module.requires_grad_(False), inputs, None, None)
     if not any(p.requires_grad for p in module.parameters()):
         raise CaptureError(f"model '{spec}' has no trainable parameter; capture it in mode infer")
-    target = None if loss else _target_for(module, inputs)
-    return ModelStep(network, module, inputs, target, loss or default_loss)
+    target = None
+    if loss is None:
+        try:
+            loss, target = default_loss, _target_for(module, inputs)
+        except CaptureError as cause:
+            if device.type != "meta":
+                raise
+            # Recording refuses a step that depends on data, with its line, before torch's error about meta tensors.
+            loss = _raising(cause)
+    return ModelStep(network, module, inputs, target, loss)
 
 
 def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -118,6 +126,15 @@ def default_loss(output: Any, target: torch.Tensor | None) -> torch.Tensor:
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def _raising(cause: CaptureError) -> LossFunction:
+    """Return a loss function that raises."""
+
+    def loss(_output: Any, _target: torch.Tensor | None) -> torch.Tensor:
+        raise cause
+
+    return loss
 
 
 def _float_tensors(output: Any) -> list[torch.Tensor]:
