@@ -8,6 +8,7 @@ import os
 from numbers import Real
 from pathlib import Path
 
+from gpusim.defaults import MAX_MEMORY_BYTES
 from gpusim.errors import OptionError
 from gpusim.units import parse_bytes
 
@@ -22,7 +23,7 @@ def whole(argument: str, value: object, low: int, high: int | None, problem: str
         else:
             if low <= number and (high is None or number <= high):
                 return number
-    raise OptionError(problem, argument=argument, value=value)
+    raise OptionError(problem, argument=argument, value=_shown(value))
 
 
 def real(argument: str, value: object, problem: str) -> float:
@@ -34,7 +35,12 @@ def real(argument: str, value: object, problem: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise OptionError(problem, argument=argument, value=value)
+    raise OptionError(problem, argument=argument, value=_shown(value))
+
+
+def _shown(value: object) -> object:
+    """Return a value for a message: text in quotes, since `streams='8'` is no number and `streams=8` is one."""
+    return repr(value) if isinstance(value, str) else value
 
 
 def text(argument: str, value: object, problem: str) -> str:
@@ -55,10 +61,19 @@ def memory_bytes(limit: int | str | None, argument: str = "memory_limit", least:
     """Return a memory limit in bytes, from a number of bytes or text such as `8GiB`. Raises `OptionError`."""
     if limit is None:
         return None
-    try:
-        size = -1 if isinstance(limit, bool) else parse_bytes(limit) if isinstance(limit, str) else int(limit)
-    except (ValueError, TypeError, OverflowError):
-        size = -1
-    if size < least:
+    size = size_bytes(limit, least)
+    if size is None:
         raise OptionError("a size such as 8GiB, or a number of bytes", argument=argument, value=limit)
     return size
+
+
+def size_bytes(size: object, least: int, bare: int = 1) -> int | None:
+    """Return a size in bytes, from a number of bytes or text with a unit or a number of `bare` bytes.
+
+    None for anything that is no size from `least` bytes to `MAX_MEMORY_BYTES`.
+    """
+    try:
+        count = parse_bytes(size, bare) if isinstance(size, str) else int(size)  # type: ignore[call-overload]
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return count if not isinstance(size, bool) and least <= count <= MAX_MEMORY_BYTES else None

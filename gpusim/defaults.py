@@ -33,6 +33,8 @@ MAX_EVALUATIONS: Final = 10**9
 #: every machine; the time limit is far above.
 QUICK_EVALUATIONS: Final = 512
 QUICK_BUDGET_S: Final = 60.0
+#: Largest limit on memory: beyond any machine, and sums of a few stay whole numbers of 64 bits.
+MAX_MEMORY_BYTES: Final = 2**60
 #: Launch modes of a schedule: in one CUDA graph, or kernel by kernel from the host.
 LAUNCH_MODES: Final = ("graph", "stream")
 DEFAULT_LAUNCH: Final = "graph"

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
+from gpusim.arguments import size_bytes
 from gpusim.errors import OptionError
 from gpusim.text import short_value
-from gpusim.units import MIB, parse_bytes
+from gpusim.units import MIB
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,10 +26,7 @@ def _size(least: int, _context: click.Context, parameter: click.Parameter, text:
     """Parse a size and return it in bytes; a bare number is in MiB. Raises `OptionError`."""
     if text is None:
         return None
-    try:
-        size = parse_bytes(text, MIB)
-    except ValueError:
-        size = -1
-    if size < least:
+    size = size_bytes(text, least, MIB)
+    if size is None:
         raise OptionError(f"{parameter.opts[0]} {short_value(text)}: a size such as 8GiB, or a number of MiB")
     return size

@@ -112,6 +112,7 @@ def test_plan_of_another_trace_is_refused(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (("--budget", "99999999999GiB"), "--budget 99999999999GiB: a size such as 8GiB, or a number of MiB"),
         (("--budget", "much"), "--budget much: a size such as 8GiB, or a number of MiB"),
         (("--budget", "0"), "--budget 0: a size"),
         (("--pinned", "-1"), "--pinned -1: a size"),
