@@ -16,6 +16,7 @@ from gpusim.cli.common import (
     tell,
 )
 from gpusim.cli.figures import check_figures, figure_options
+from gpusim.cli.sizes import size_option
 from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
 from gpusim.units import counted
 
@@ -38,7 +39,7 @@ from gpusim.units import counted
     callback=one_of("batch norm", BATCH_NORMS),
     help="Statistics of each part of the batch, or of the whole batch.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory limit per GPU, for example 80GiB.")
+@size_option("--memory", "Memory limit per GPU: 80GiB, or in MiB.")
 @click.option(
     "--by",
     default=OBJECTIVES[0],
@@ -57,7 +58,7 @@ def parallel(
     hardware: str | None,
     plans: tuple[str, ...],
     batch_norm: str,
-    memory: str | None,
+    memory: int | None,
     by: str,
     output: str | None,
     as_json: bool,
