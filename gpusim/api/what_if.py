@@ -72,8 +72,9 @@ def whatif(
     """Predict a step with other SMs, bandwidth, launch costs or hardware queues, or with faster ops.
 
     `bandwidth`, `launch_cost` and `contention` are factors on the current value. `ops` has speed factors by op name,
-    layer or `"LAYER OPERATOR"`. `launch` is that of the changed step; the baseline is one CUDA graph. A policy's
-    schedule is made again for the changed GPU. Raises `OptionError`, `UnknownNameError`.
+    layer or `"LAYER OPERATOR"`. `launch` is that of the changed step; the baseline is one CUDA graph. `queues` needs
+    the launch `"stream"`. A policy's schedule is made again for the changed GPU. Raises `OptionError`,
+    `UnknownNameError`.
     """
     from gpusim.analysis.simulation import simulate as run
     from gpusim.analysis.whatif import Change, changed_graph, policy_schedule
@@ -81,6 +82,10 @@ def whatif(
 
     step = as_step(step)
     mode = launch_mode(launch)
+    if queues is not None and mode != "stream":
+        raise OptionError(
+            "hardware queues count where the host launches: launch 'stream'", argument="queues", value=queues
+        )
     speeds = {op: speed for name, speed in _speeds(ops) for op in find_ops(step.trace, name)}
     change = Change(
         sms=count("sms", sms),

@@ -9,7 +9,7 @@ import click
 
 from gpusim.cli.common import hardware_option, json_option, launch_option, load_step, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
-from gpusim.defaults import DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
+from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def whatif(
             }
         )
         return
-    tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launch}")
+    launched = launch if launch == DEFAULT_LAUNCH else f"{launch}, the baseline by {DEFAULT_LAUNCH}"
+    tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launched}")
     before, after = format_times_ns((baseline.makespan_ns, result.makespan_ns))
     tell(f"  baseline  {before} on {step.hardware.label}")
     more = result.makespan_ns / baseline.makespan_ns - 1

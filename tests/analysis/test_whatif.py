@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import gpusim
 from gpusim.analysis.critical_path import waits
 from gpusim.analysis.simulation import Simulated
 from gpusim.analysis.simulation import simulate as simulate_schedule
@@ -188,6 +189,13 @@ def test_queues_are_a_setting_and_bind_in_stream_mode_only() -> None:
 def test_changes_out_of_range_are_one_line(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="what-if"):
         Change(**wrong)
+
+
+def test_queues_without_a_launch_that_has_them_are_refused() -> None:
+    step = gpusim.Step(chain_trace(2), make_hardware())
+    with pytest.raises(OptionError, match="queues=1: hardware queues count where the host launches"):
+        gpusim.whatif(step, queues=1)
+    assert gpusim.whatif(step, queues=1, launch="stream").changed.graph.hardware.stream.queues == 1
 
 
 def test_more_queues_than_the_gpu_has_and_unknown_ops_are_refused() -> None:
