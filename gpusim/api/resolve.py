@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,10 @@ from gpusim.defaults import DEFAULT_STREAMS, LAUNCH_MODES, MAX_EVALUATIONS, RECO
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.trace import Trace
 from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.io.opening import names_a_file
 from gpusim.plan.schedule import check_streams as check_streams
 from gpusim.step import Step, as_step
+from gpusim.trace.store import TRACE_SUFFIXES
 
 if TYPE_CHECKING:
     from gpusim.memplan.plan import MemoryPlan
@@ -60,7 +61,7 @@ def is_policy(schedule: object) -> bool:
     if not isinstance(schedule, str):
         return False
     known = schedule == RECOMMENDED or schedule in POLICIES
-    return known or not (schedule.endswith((".json", ".json.gz")) or os.path.isfile(schedule))
+    return known or not names_a_file(schedule, TRACE_SUFFIXES)
 
 
 def count(argument: str, value: object) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args, get_type_hints
 
@@ -15,6 +14,7 @@ from gpusim.errors import HardwareError, UnknownNameError
 from gpusim.formats.trace import Dtype
 from gpusim.io import file_limits
 from gpusim.io.files import Document, read_document
+from gpusim.io.opening import names_a_file
 from gpusim.io.resources import resource_dir
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import format_bytes
@@ -350,7 +350,7 @@ def bundled_hardware() -> dict[str, Path]:
 
 def load_hardware(name_or_file: str) -> HardwareModel:
     """Load a hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
-    if name_or_file.endswith(".json") or os.path.isfile(name_or_file):
+    if names_a_file(name_or_file, ".json"):
         return read_hardware(Path(name_or_file))
     bundled = bundled_hardware()
     if name_or_file not in bundled:

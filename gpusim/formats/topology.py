@@ -6,7 +6,6 @@ eight GPUs of its kind on PCIe.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -16,6 +15,7 @@ from gpusim.errors import TopologyError, UnknownNameError
 from gpusim.formats.hardware import HardwareModel, Rate, TimeNs
 from gpusim.io import file_limits
 from gpusim.io.files import Count, Document, Positive, read_document
+from gpusim.io.opening import names_a_file
 from gpusim.io.resources import resource_dir
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import counted
@@ -149,7 +149,7 @@ def bundled_topologies() -> dict[str, Path]:
 
 def load_topology(name_or_file: str) -> Topology:
     """Load a topology by file name (`.json`) or bundled name. Raises `TopologyError`, `UnknownNameError`."""
-    if name_or_file.endswith(".json") or os.path.isfile(name_or_file):  # a name may be longer than a file has
+    if names_a_file(name_or_file, ".json"):
         return read_topology(Path(name_or_file))
     bundled = bundled_topologies()
     if name_or_file not in bundled:

@@ -28,6 +28,14 @@ class TooLargeError(Exception):
     """A file larger than the limit, which is the first argument."""
 
 
+def names_a_file(name: str, suffixes: str | tuple[str, ...]) -> bool:
+    """Whether a name is that of a file, not of something bundled: by its suffix, or because the file is there.
+
+    A pipe, a device and a broken link count, so that reading says what is wrong with them; a folder does not.
+    """
+    return name.endswith(suffixes) or (os.path.lexists(name) and not os.path.isdir(name))
+
+
 def read_limited(path: Path, max_bytes: int, max_stream_bytes: int) -> bytes:
     """Read all of a file, or of a pipe or device, whose size is unknown in advance.
 

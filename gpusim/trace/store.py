@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from gpusim.io.files import (
     read_document,
     write_document,
 )
+from gpusim.io.opening import names_a_file
 from gpusim.io.resources import resource_dir
 from gpusim.trace.check import check_trace
 
@@ -54,8 +54,7 @@ def load_trace(name_or_file: str) -> Trace:
     bundled = bundled_traces()
     if name_or_file in bundled:
         return read_trace(bundled[name_or_file])
-    # os.path, unlike Path.is_file, returns False for a name too long for a file.
-    if name_or_file.endswith(TRACE_SUFFIXES) or os.path.isfile(name_or_file):
+    if names_a_file(name_or_file, TRACE_SUFFIXES):
         return read_trace(Path(name_or_file))
     raise UnknownNameError("trace", name_or_file, bundled)
 

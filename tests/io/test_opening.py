@@ -15,8 +15,8 @@ from gpusim.importers import examine
 from gpusim.importers.recognise import is_foreign
 from gpusim.io import opening
 from gpusim.io.files import read_bytes, read_toml, write_bytes
-from gpusim.io.opening import TooLargeError, UnreadableError, open_file, read_limited
-from gpusim.trace.store import read_trace
+from gpusim.io.opening import TooLargeError, UnreadableError, names_a_file, open_file, read_limited
+from gpusim.trace.store import load_trace, read_trace
 from gpusim.units import GIB, MIB
 
 
@@ -48,6 +48,23 @@ def fill(path: Path, *pieces: bytes) -> threading.Thread:
     thread = threading.Thread(target=write)
     thread.start()
     return thread
+
+
+def test_name_of_what_is_there_is_no_bundled_name_unless_it_is_a_folder(tmp_path: Path) -> None:
+    """Otherwise a pipe or a broken link without a suffix would be an unknown trace, with a list of the known ones."""
+    pipe, link, folder = tmp_path / "pipe", tmp_path / "link", tmp_path / "h200"
+    os.mkfifo(pipe)
+    link.symlink_to(link)
+    folder.mkdir()
+    assert [names_a_file(str(path), ".json") for path in (pipe, link, folder)] == [True, True, False]
+    assert [names_a_file(name, ".json") for name in ("no.json", "h200", "x" * 5000, "\0")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    with pytest.raises(TraceError, match="link: cannot be read: Too many levels of symbolic links"):
+        load_trace(str(link))
 
 
 @pytest.mark.usefixtures("short_silence")
