@@ -7,6 +7,7 @@ from typing import Final
 
 from gpusim.importers.model import GpuFacts, Profile
 from gpusim.text import shortened
+from gpusim.units import clause
 
 #: Share of the kernels' time without an operator above which a finding warns.
 MAX_UNATTRIBUTED: Final = 0.001
@@ -39,9 +40,13 @@ def find(profile: Profile, counts: Counts) -> None:
         text = "it is not strict JSON (nan, inf, control characters, wrong escapes or encoding) and is read leniently"
         profile.note("not-strict-json", text, "names of kernels may differ; a current PyTorch writes strict JSON")
     if counts.out_of_range or counts.negative:
-        negative = f"{counts.negative} a negative duration"
-        text = f"{counts.out_of_range} events have no valid time and are left out, {negative}"
-        profile.note("odd-times", text, "profile again")
+        out = clause(counts.out_of_range, "event", "has no valid time and is", "have no valid time and are")
+        negative = clause(counts.negative, "event", "has", "have")
+        texts = (
+            (counts.out_of_range, f"{out} left out"),
+            (counts.negative, f"{negative} a negative duration, taken as 0"),
+        )
+        profile.note("odd-times", "; ".join(text for count, text in texts if count), "profile again")
     if profile.activities:
         _about_gpus(profile)
         _about_launches(profile, counts.launches)

@@ -27,7 +27,7 @@ MAX_MEMBERS: Final = 4096
 MAX_DIRECTORY_BYTES: Final = 4 * MIB
 _END: Final = b"PK\x05\x06"
 _END_BYTES, _COMMENT_BYTES, _SIZE_AT = 22, 65_535, 12
-#: Marker of a zip archive above 4 GB, which has its directory described elsewhere.
+#: Marker of a zip archive above 4 GB or 65,535 members, which has its directory described elsewhere.
 _ZIP64: Final = b"PK\x06\x07"
 _ZIP64_BYTES: Final = 20
 #: Exceptions of the libraries for a malformed archive.
@@ -52,7 +52,7 @@ def problem_of_directory(opened: IO[bytes], size_bytes: int) -> str:
     if end < 0 or end + _END_BYTES > len(tail):
         return "is a damaged zip archive: it has no list of members"
     if tail[max(0, end - _ZIP64_BYTES) : end].startswith(_ZIP64):
-        return "is a zip archive for more than 4 GB, which is not read"
+        return "is a zip archive for more than 4 GB or 65,535 members, which is not read"
     (directory_bytes,) = struct.unpack_from("<I", tail, end + _SIZE_AT)
     if directory_bytes > MAX_DIRECTORY_BYTES:
         return f"has a list of members of more than {format_bytes(MAX_DIRECTORY_BYTES)}"
