@@ -73,9 +73,14 @@ class GroupedCommands(click.Group):
                 formatter.write_dl(list(summaries.items()))
 
 
-@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=GroupedCommands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="gpusim")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Predict, search and prove concurrent schedules of a PyTorch step on a GPU.
 
     \b
@@ -85,6 +90,8 @@ def cli() -> None:
                      gpusim explore t.json.gz -o best.json
                      gpusim replay t.json.gz --schedule best.json
     """  # noqa: D301  (click marks preformatted lines by the character itself)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for command in (

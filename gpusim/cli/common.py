@@ -160,13 +160,38 @@ def chosen_schedule(policy: str | None, streams: int | None, schedule_file: str 
 
 
 def check_output(path: str | None) -> Path | None:
-    """Return the output path after checking, before long work, that it is writable. Raises `OutputError`."""
+    """Return the output path after checking, before long work, that it is writable. Raises `OutputError`.
+
+    An output that the command line names twice is refused: it would replace an input, or another output.
+    """
     from gpusim.io.files import check_writable
 
     if path is None:
         return None
     check_writable(Path(path))
+    if _is_named_twice(path):
+        raise OutputError(path, "cannot be written: the command line names this file twice")
     return Path(path)
+
+
+def _is_named_twice(path: str) -> bool:
+    """Whether two words of the command line name the output `path`. A name without a suffix may be a bundled one."""
+    context = click.get_current_context(silent=True)
+    is_name = not os.path.splitext(path)[1] and os.sep not in path
+    if context is None or is_name or (os.path.exists(path) and not os.path.isfile(path)):  # a device
+        return False
+    file = os.path.realpath(path)
+    return sum(os.path.realpath(word) == file for word in _words(tuple(context.params.values()))) > 1
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield the words of an argument: itself, those of a repeated option, and the file of `FILE:FUNCTION`."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _words(part)
+    elif isinstance(value, str):
+        file, _, function = value.partition(":")
+        yield file if function and file.endswith(".py") else value
 
 
 def check_output_folder(path: str) -> Path:

@@ -104,6 +104,7 @@ def test_commands_are_those_of_the_contract() -> None:
 
 def test_help_and_version_of_the_program(run: Run) -> None:
     assert all(f"\n  {command} " in run("--help").out for command in COMMANDS)
+    assert run() == run("--help")
     assert run("--version").out.startswith("gpusim, version ")
 
 
@@ -346,6 +347,22 @@ def test_output_that_cannot_be_written_is_refused_before_the_work(
     target = tmp_path / "out.json"
     assert f"{target}: cannot be written: no permission" in refused(run(command, "missing.json", *options, target))
     assert not list(tmp_path.iterdir())
+
+
+def test_output_that_the_command_line_names_twice_is_refused(trace: Path, tmp_path: Path, run: Run) -> None:
+    """It would replace the input, or the other output. Devices take both, and names of what is bundled are no files."""
+    data, link = trace.read_bytes(), tmp_path / "link.json"
+    link.symlink_to(trace)
+    twice = "cannot be written: the command line names this file twice"
+    for output in (trace, link, trace.parent / "." / trace.name):
+        assert twice in refused(run("explore", trace, *QUICK, "-o", output))
+    both = tmp_path / "both.json"
+    assert twice in refused(run("simulate", trace, "--perfetto", both, "--html", both))
+    model = tmp_path / "model.py"
+    assert twice in refused(run("capture", f"{model}:make", "--mode", "infer", "--batch", "1", "-o", model))
+    assert trace.read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir()] == [link.name]
+    assert run("export", trace, "--kineto", os.devnull, "--execution-trace", os.devnull).code == 0
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=["explore", "simulate"])
