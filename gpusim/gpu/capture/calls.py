@@ -33,6 +33,11 @@ class Call:
     line: str = ""
     """`file:line` of the user's code that made the call, or "" where unknown."""
 
+    @property
+    def at(self) -> str:
+        """The line as the beginning of a message."""
+        return f"{self.line}: " if self.line else ""
+
 
 @dataclass(frozen=True)
 class State:

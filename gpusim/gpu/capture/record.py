@@ -101,7 +101,7 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
             and isinstance(call.function, torch._ops.OpOverload)
             and str(call.function) not in allowed_operators()
         ):
-            raise CaptureError(f"{_at(call)}operator '{call.function}' is not on the allow-list of replay")
+            raise CaptureError(f"{call.at}operator '{call.function}' is not on the allow-list of replay")
     recorder = _Recorder(next((state.tensor.device for state in graph.inputs.values()), torch.device("cuda")))
     env: dict[str, Any] = {}
     states: dict[int, torch.Tensor] = {}
@@ -224,19 +224,19 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
     """Run one call and describe it as an op."""
     args, kwargs = pytree.tree_map_only(Value, lambda v: _get(v, env), (call.args, call.kwargs))
     if not isinstance(call.function, torch._ops.OpOverload):
-        raise CaptureError(f"{_at(call)}the step calls {call.function}, which is not an ATen operator")
+        raise CaptureError(f"{call.at}the step calls {call.function}, which is not an ATen operator")
     read = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     written = written_arguments(call.function, args, kwargs)
     try:
         encoded_args = tuple(encode(arg, recorder.tensor, recorder.device) for arg in args)
         encoded_kwargs = {key: encode(arg, recorder.tensor, recorder.device) for key, arg in kwargs.items()}
     except CaptureError as cause:
-        raise CaptureError(f"{_at(call)}{cause}") from cause
+        raise CaptureError(f"{call.at}{cause}") from cause
     reads = list(dict.fromkeys(recorder.tensor(t) for t in read))
     writes = list(dict.fromkeys(recorder.tensor(t) for t in written))
     known, known_tensors = len(recorder.storages), len(recorder.tensors)
     if problem := shape_from_data(call.function, args):
-        raise CaptureError(_at(call) + problem)
+        raise CaptureError(call.at + problem)
     try:
         with torch.no_grad():
             result = call.function(*args, **kwargs)
@@ -245,7 +245,7 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
             raise
         problem = str(cause).partition("\n")[0]
         raise CaptureError(
-            f"{_at(call)}op '{call.name}' ({call.function}) cannot be called on its own: {problem}"
+            f"{call.at}op '{call.name}' ({call.function}) cannot be called on its own: {problem}"
         ) from cause
     env[call.name] = result
     outputs: list[int | None] = []
@@ -276,11 +276,6 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         phase=call.phase,
         layer=call.layer,
     )
-
-
-def _at(call: Call) -> str:
-    """Return the message prefix with the line of the user's code."""
-    return f"{call.line}: " if call.line else ""
 
 
 def initial_values(tensor: torch.Tensor, state: State) -> TensorInit:

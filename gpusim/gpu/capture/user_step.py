@@ -206,16 +206,16 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
         shape_one, shape_other = _shape(one), _shape(other)
         if shape_one != shape_other:
             raise CaptureError(
-                f"{other.line or one.line}: the step is not the same each time: {one.function} in one step, "
+                f"{other.at or one.at}the step is not the same each time: {one.function} in one step, "
                 f"{other.function} or other arguments in the next"
             )
         if repr((one.args, one.kwargs)) != repr((other.args, other.kwargs)):
-            changes[f"{one.line}: numbers of {one.function}"] = None
+            changes[f"{one.at}numbers of {one.function}"] = None
     if len(calls) != len(again):
         longer = calls if len(calls) > len(again) else again
         extra = longer[min(len(calls), len(again))]
         raise CaptureError(
-            f"{extra.line}: the step is not the same each time: it made {len(calls)} calls, then {len(again)}"
+            f"{extra.at}the step is not the same each time: it made {len(calls)} calls, then {len(again)}"
         )
     return list(changes)
 
