@@ -14,9 +14,9 @@ compared with those of the other way first. TRITON_INTERPRET=1 and `--check` run
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -232,10 +232,16 @@ def check() -> None:
 
 
 def main() -> None:
-    """Time all cases."""
-    if "--check" in sys.argv:
+    """Time all cases, and write after each."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("out", type=Path, nargs="?")
+    arguments.add_argument("--check", action="store_true")
+    given = arguments.parse_args()
+    if given.check:
         check()
         return
+    if given.out is None:
+        arguments.error("a file for the results is needed: OUT")
     from gpusim.gpu.device import provenance, require_gpu
 
     require_gpu()
@@ -245,7 +251,7 @@ def main() -> None:
     for case in CASES:
         rows.append(measured(case))
         print(json.dumps(rows[-1]), flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(head | {"cases": rows}, indent=1) + "\n")
+        given.out.write_text(json.dumps(head | {"cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

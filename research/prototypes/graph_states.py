@@ -11,11 +11,11 @@ the end of their case.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from gpusim.units import MIB
 
 SPIN_CYCLES, COUNT, REPLAYS = 1500, 12, 25
 TOGETHER = (1, 3, COUNT)
+#: Cycles that the GPU waits before a replay, so that the host is done with the launch when the graph begins.
+AHEAD_CYCLES, AHEAD_CYCLES_A_KERNEL = 2_000_000, 4_000
 KERNELS = 120
 SIZES = (15, 30, 60, 120, 240, 480, 960, 1920)
 SWEEP_MIB = 128
@@ -56,12 +58,12 @@ def captured(kernels: int, sweep: Launch | None = None, branches: int = 1, keep:
     return graph
 
 
-def replay_ns(launch: Launch) -> float:
+def replay_ns(launch: Launch, kernels: int) -> float:
     """Return the median time of a replay in ns, from events around each; the first replays do not count."""
-    times = []
+    times: list[float] = []
     for _ in range(REPLAYS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(2_000_000)  # the host is done with the launch when the graph begins
+        torch.cuda._sleep(AHEAD_CYCLES + kernels * AHEAD_CYCLES_A_KERNEL)
         begin.record()
         launch()
         end.record()
@@ -82,8 +84,8 @@ def made(make: Callable[[], Launch], kernels: int, together: int) -> tuple[list[
             kept.clear()
             gc.collect()
         kept.append(make())
-        first.append(replay_ns(kept[-1]) / kernels)
-    return first, [replay_ns(launch) / kernels for launch in kept]
+        first.append(replay_ns(kept[-1], kernels) / kernels)
+    return first, [replay_ns(launch, kernels) / kernels for launch in kept]
 
 
 class Driver:
@@ -133,7 +135,10 @@ def cases(sweep: Launch) -> Iterator[tuple[str, Callable[[], Launch], int, int]]
 
 
 def main() -> None:
-    """Write the times of all graphs."""
+    """Write the times of all graphs, after each case."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("out", type=Path)
+    out: Path = arguments.parse_args().out
     require_gpu()
     result: dict[str, Any] = provenance(
         "python research/prototypes/graph_states.py OUT.json", partial(torch.cuda._sleep, 2_000_000)
@@ -152,7 +157,7 @@ def main() -> None:
                 continue
             result["ns"][name] = {"first": first, "again": again}
             print(name, [round(ns) for ns in first], [round(ns) for ns in again], flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ with one, where memory was touched and where not, are launches that miss.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,10 @@ def turn_ns(stamps: Stamps, first: Call, short: Call, lanes: list[torch.cuda.Str
 
 
 def main() -> None:
-    """Write the time of a turn by branches and memory."""
+    """Write the time of a turn by branches and memory, after each size."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("out", type=Path)
+    out: Path = arguments.parse_args().out
     require_gpu()
     command = "python research/prototypes/idle_forks.py OUT.json"
     result: dict[str, Any] = provenance(command, partial(torch.cuda._sleep, 2_000_000))
@@ -70,7 +73,7 @@ def main() -> None:
                 times = {count: turn_ns(stamps, first, short, lanes[:count]) for count in BRANCHES}
                 result["ns"][f"{size} MiB, {name}"] = times
                 print(f"{size} MiB, {name}", {count: round(ns) for count, ns in times.items()}, flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
