@@ -102,6 +102,7 @@ class LearningRates:
                     continue
                 for group, tensor in zip(optimizer.param_groups, tensors, strict=True):
                     group.update(fused=True, foreach=False)
+                    _complete_momenta(optimizer, group)
                     if tensor is not None:
                         group["lr"] = tensor
                     for parameter in group["params"]:
@@ -172,6 +173,7 @@ def _own(method: Any) -> Any:
 
 
 _METHODS: Final = ("step", "zero_grad")
+_MOMENTUM: Final = "momentum_buffer"
 _CHECKED: Final = "_need_device_dtype_check_for_fused"
 _HASHABLE: Final = (bool, int, float, str, type(None))
 
@@ -184,6 +186,18 @@ def _can_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
     plain = not any(group.get("differentiable") for group in groups)
     kinds = {(p.device.type, p.dtype) for group in groups for p in group["params"]}
     return plain and all(where == device.type and dtype in _FLOATS for where, dtype in kinds)
+
+
+def _complete_momenta(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Give all parameters of a group a momentum where some have one, as after thawing the others: SGD's fused kernel
+    takes all or none.
+    """
+    if type(optimizer) is not torch.optim.SGD or not group["momentum"]:
+        return
+    without = [p for p in group["params"] if optimizer.state.get(p, {}).get(_MOMENTUM) is None]
+    if len(without) < len(group["params"]):
+        for parameter in without:
+            optimizer.state[parameter] = {_MOMENTUM: torch.zeros_like(parameter)}
 
 
 def _is_number(group: dict[str, Any]) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.names import is_torchs, is_users
-from tests.support.optimizing import Net, close, fast, net
+from tests.support.optimizing import Net, batches, captures, close, eager_step, fast, net, same_states, sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -97,3 +98,20 @@ def test_a_class_whose_module_is_no_text_is_the_users() -> None:
     assert is_users(vars(type)["__doc__"])
     assert not is_torchs(None)
     assert not is_users("torch.nn")
+
+
+def test_parameters_thawed_have_no_momentum_yet() -> None:
+    """Others have: SGD's fused kernel takes all or none."""
+    model, other = net(), net()
+    for each in (model, other):
+        each.left.requires_grad_(False)
+    step = fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=sgd(model.parameters()))
+    eager = eager_step(other, sgd(other.parameters()))
+    made = captures(step)
+    for number, (x, y) in enumerate(batches(5)):
+        if number == 2:
+            for each in (model, other):
+                each.left.requires_grad_(True)
+        close(step(x, y), eager(x, y))
+    same_states(model.state_dict(), other.state_dict())
+    assert made == [1]
