@@ -29,11 +29,13 @@ from gpusim.errors import CaptureError
 from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
 from gpusim.gpu.capture.constants import Constants
+from gpusim.gpu.replay.operators import is_random
 
 #: Folders end in a separator: torchvision is not torch.
 _TORCH: Final = os.path.join(Path(torch.__file__).parent, "")
 _OPTIMIZERS: Final = os.path.join(_TORCH, "optim", "")
 _CLIPPING: Final = str(Path(_TORCH) / "nn" / "utils" / "clip_grad.py")
+_CHECKPOINT: Final = str(Path(_TORCH) / "utils" / "checkpoint.py")
 _AUTOGRAD: Final = str(Path(_TORCH) / "autograd" / "__init__.py")
 _GPUSIM: Final = os.path.join(Path(__file__).parents[2], "")
 #: The command line calls no code of the user's but the model, so what called it is no place in the user's code.
@@ -266,6 +268,11 @@ class Listener(TorchDispatchMode):
     def _refuse(self, function: Any, args: tuple[Any, ...], leaves: Sequence[Any]) -> None:
         if any(isinstance(leaf, torch.ScriptObject) for leaf in leaves):
             raise self.error(f"{function} takes an object of C++, such as packed weights; a trace holds only tensors")
+        if is_random(function) and _draws_again(sys._getframe(2)):
+            raise self.error(
+                "a part under torch.utils.checkpoint draws random numbers (dropout), and again in the backward; a "
+                "captured step would draw others there"
+            )
         tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         odd = next((t for t in tensors if type(t) not in (torch.Tensor, torch.nn.Parameter)), None)
         if odd is not None:
@@ -412,6 +419,16 @@ class _Reads(TorchFunctionMode):
         if function in _READS_PAST and isinstance(args[0], torch.Tensor):
             self.listener.check_read(args[0], _READS_PAST[function])
         return function(*args, **(kwargs or {}))
+
+
+def _draws_again(frame: FrameType | None) -> bool:
+    """Whether torch recomputes a checkpointed part there, with the random numbers of its first run."""
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT and frame.f_code.co_name in ("backward", "recompute_fn"):
+            of_function = getattr(frame.f_locals.get("ctx"), "preserve_rng_state", False)
+            return bool(frame.f_locals.get("preserve_rng_state", of_function))
+        frame = frame.f_back
+    return False
 
 
 def _in_words(function: Any) -> str:

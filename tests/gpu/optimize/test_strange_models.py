@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.utils.checkpoint import checkpoint
 
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.names import is_torchs, is_users
@@ -115,3 +116,21 @@ def test_parameters_thawed_have_no_momentum_yet() -> None:
         close(step(x, y), eager(x, y))
     same_states(model.state_dict(), other.state_dict())
     assert made == [1]
+
+
+@pytest.mark.parametrize(("dropout", "reentrant"), [(0.5, False), (0.5, True), (0.0, False)])
+def test_what_a_checkpoint_draws_again_is_refused(dropout: float, reentrant: bool) -> None:
+    """Eager goes back to the random numbers of the first run, and a captured step goes on."""
+    model = net(dropout)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss = F.cross_entropy(checkpoint(model, x + model.left.bias.mean(), use_reentrant=reentrant), y)
+        loss.backward()
+        return loss.detach()
+
+    if dropout:
+        with pytest.warns(UserWarning, match=r"under torch.utils.checkpoint draws random numbers \(dropout\)"):
+            assert fast(step, batches(1)[0]) is step
+    else:
+        assert isinstance(fast(step, batches(1)[0]), OptimizedStep)
