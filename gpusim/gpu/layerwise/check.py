@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
@@ -73,9 +74,15 @@ def compare_plan(
     worst, whose = 0.0, ""
     typical = max(float(gradient.abs().max()) for gradient in expected.values())
     shares = rank.shares()
-    for name, gradient in rank.gradients().items():
-        whole = expected[name]
-        state, parameter = shares[name]
+    found = rank.gradients()
+    for name, (state, parameter) in shares.items():
+        whole, gradient = expected.get(name), found.get(name)
+        if not state.active:
+            continue
+        if whole is None or gradient is None:  # zero, if it is that of a layer that nothing uses
+            if any(each is not None and bool(each.any()) for each in (whole, gradient)):
+                worst, whose = inf, name
+            continue
         wanted = parameter.part(whole, state.low[1], state.high[1])
         # Some gradients are zero except for rounding: of a bias before BatchNorm, or of attention's keys.
         scale = max(float(whole.abs().max()), SMALL[dtype] * typical)
