@@ -320,6 +320,10 @@ class Op(Document, frozen=True, kw_only=True):
     """Tensors with elements that it reads."""
     writes: tuple[Count, ...] = ()
     """Tensors that it writes, new or in place."""
+    cut: tuple[Count, ...] = ()
+    """Tensors read without their gradient (`detach`, `no_grad`)."""
+    other_gradient: tuple[Count, ...] = ()
+    """Tensors read with a gradient of the user's own function, or with and without one."""
     random: bool = False
     """True if it draws random numbers; random ops share a generator and keep their order."""
     phase: Phase = "forward"

@@ -25,7 +25,7 @@ from gpusim.layerwise.communication import Floats, Members, all_to_all_ns, membe
 from gpusim.layerwise.compute import Times
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
 from gpusim.layerwise.gathers import gathered_along, in_one_piece
-from gpusim.layerwise.layers import BATCH, Layer, LayerGraph
+from gpusim.layerwise.layers import BATCH, Edge, Layer, LayerGraph
 from gpusim.layerwise.made_up import copy_ns
 from gpusim.layerwise.regions import Transfer, alike, moved_elements, transfers
 from gpusim.layerwise.shares import Share, busiest_share, frozen_elements, weight_elements
@@ -233,7 +233,7 @@ def _edge_matrix(
         known[key] = transfers(source, source_configs, user, number, user_configs, gpus, topology.gpus_per_node)
     moved, size = known[key], factor * user.element_bytes
     result = np.zeros(moved.busiest.shape)
-    passes = np.array([passes_moved(problem, config) for config in user_configs])
+    passes = np.array([passes_moved(problem, edge, config) for config in user_configs])
     for of in np.unique(moved.gpus):
         chosen = moved.gpus == of
         result[chosen] = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
@@ -248,13 +248,13 @@ def _edge_matrix(
                 result[row, column] = sum(ns + gather.copy_ns for ns in one_way[: passes[column]])
     everywhere = [config.replicated for config in source_configs]
     if any(everywhere):
-        result[everywhere] = [shared_gradient(problem, whole, REPLICATED, config)[0] for config in user_configs]
+        result[everywhere] = [shared_gradient(problem, whole, edge, REPLICATED, config)[0] for config in user_configs]
     return result
 
 
-def passes_moved(problem: Problem, user_config: Config) -> int:
+def passes_moved(problem: Problem, edge: Edge, user_config: Config) -> int:
     """Return in how many passes an input moves: a layer that every GPU computes leaves each its part's gradient."""
-    return 2 if problem.training and not user_config.replicated else 1
+    return 2 if problem.training and not user_config.replicated and not edge.cut else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +285,11 @@ def gather_of(
     )
 
 
-def shared_gradient(problem: Problem, source: Layer, config: Config, user_config: Config) -> tuple[float, int]:
+def shared_gradient(
+    problem: Problem, source: Layer, edge: Edge, config: Config, user_config: Config
+) -> tuple[float, int]:
     """Time in ns and bytes to sum the gradient of a layer that every GPU computes, with a part on each GPU."""
-    if not (problem.training and config.replicated) or user_config.replicated:
+    if not (problem.training and config.replicated) or user_config.replicated or edge.cut:
         return 0.0, 0
     everyone = members(range(problem.gpus), problem.topology.gpus_per_node)
     return time_ns(problem.topology, "all_reduce", source.output_bytes, everyone), source.output_bytes
@@ -341,8 +343,8 @@ def plan_bytes(problem: Problem, choice: Sequence[Config]) -> tuple[int, int]:
             if edge.source != BATCH:
                 source = layers[edge.source]
                 elements = moved_elements(source, choice[edge.source], layer, number, config, problem.gpus)
-                moved += elements * layer.element_bytes * passes_moved(problem, config)
-                summed = shared_gradient(problem, source, choice[edge.source], config)[1]
+                moved += elements * layer.element_bytes * passes_moved(problem, edge, config)
+                summed = shared_gradient(problem, source, edge, choice[edge.source], config)[1]
                 moved += sync_bytes(problem.topology, summed, problem.gpus)
         if problem.training and layer.weight_elements and not config.replicated:
             part = (layer.weight_elements - layer.tied_elements) * layer.element_bytes // config.c

@@ -52,6 +52,8 @@ class _Value:
     """Its first element in the layer's output; None if it is no box of that output."""
     step: Extents = STEPS
     """Distance of its elements there."""
+    cut: bool = False
+    """Whether the step computes no gradient of it."""
 
 
 @dataclass(slots=True)
@@ -194,7 +196,8 @@ class _Reader:
 
     def _read(self, index: int, op: Op) -> None:
         name = rules.base_name(op)
-        sources = [(t, self.values[t]) for t in tensors_in(op.args) + tensors_in(op.kwargs) if t in self.values]
+        taken = tensors_in(op.args) + tensors_in(op.kwargs)
+        sources = [(t, replace(self.values[t], cut=t in op.cut)) for t in taken if t in self.values]
         from_layers = [(t, value) for t, value in sources if value.layer is not None and not is_creation(op)]
         if name in rules.VIEWS and not op.kernels:
             self._view(op, name, sources)
@@ -207,6 +210,13 @@ class _Reader:
             self._join(index, op, name, producer, from_layers)
         else:
             self._add(index, op, name, from_layers)
+
+    def _check_gradients(self, op: Op, from_layers: list[tuple[int, _Value]]) -> None:
+        """Raise `CannotRunError` for a gradient that the executor would compute in another way than the step."""
+        if op.other_gradient:
+            raise CannotRunError("it takes a tensor with a gradient of its own, or once with and once without one")
+        if set(op.cut) - {tensor for tensor, _ in from_layers}:
+            raise CannotRunError("it takes a parameter without its gradient")
 
     def _view(self, op: Op, name: str, sources: list[tuple[int, _Value]]) -> None:
         for output in op.outputs:
@@ -234,6 +244,8 @@ class _Reader:
                 return max(layer for layer in owners if layer is not None)
         is_same = rules.same_elements(self.trace, op, name)
         frame = from_layers[0][1].frame
+        if any(value.cut for _, value in from_layers):
+            return None
         if name in rules.BATCH_NORMS and frame is not None and is_of_each_sample(frame):
             return None
         if name not in rules.POINTWISE and name not in rules.BATCH_NORMS and not is_same:
@@ -288,11 +300,13 @@ class _Reader:
         if name in rules.BATCH_NORMS:
             layer = replace(layer, statistics=layer.statistics + 2 * layer.output[1])
         if layer.kind == "loss":
-            if not self._on_loss(op, name, producer, [value.layer for _, value in from_layers]):
+            other = op.other_gradient or any(value.cut for _, value in from_layers)
+            if other or not self._on_loss(op, name, producer, [value.layer for _, value in from_layers]):
                 draft.obstacle = draft.obstacle or f"nothing runs the {name} of its loss"
             layer = draft.layer
         else:
             try:
+                self._check_gradients(op, from_layers)
                 if name != "clone" and not self._is_all(from_layers[0][1]):
                     raise CannotRunError(f"its {name} is for a part of it")
                 if any(edge.source == producer for each in self.drafts[producer:] for edge in each.layer.inputs):
@@ -341,6 +355,7 @@ class _Reader:
                 if set(each.outputs) & set(op.reads):
                     self._note_weights(draft, each)
         try:
+            self._check_gradients(op, from_layers)
             program = first_program(self._operands(index, op, name, from_layers), layer, frame)
             draft.layer = replace(layer, ops=program)
             self._note_fixed(draft, program)
@@ -402,7 +417,7 @@ class _Reader:
             flops=rule.flops,
             kept_elements=prod(extents),
             element_bytes=DTYPE_BYTES[trace.tensors[output].dtype] if output is not None else 4,
-            input_gradient=any(value.layer != BATCH for _, value in from_layers),
+            input_gradient=any(value.layer != BATCH and not value.cut for _, value in from_layers),
         )
 
     def _edges(self, from_layers: list[tuple[int, _Value]], rule: Rule) -> tuple[Edge, ...]:
@@ -425,7 +440,7 @@ class _Reader:
                 if need is None:
                     scaled = rule.splits and value.frame is not None
                     need = (SCALE if scaled else SAME if rule.splits else ALL, ALL, ALL, ALL)
-            edges.append(Edge(value.layer, extents, need, origin))
+            edges.append(Edge(value.layer, extents, need, origin, value.cut))
         return tuple(edges)
 
 

@@ -92,6 +92,8 @@ class Edge(ShortRepr):
     needs: tuple[Need, Need, Need, Need] = (SAME, SAME, SAME, SAME)
     origin: Extents = (0, 0, 0, 0)
     """First element of the source's output that belongs to this input, where it takes a part of it."""
+    cut: bool = False
+    """Whether the step computes no gradient of this input, as of a `detach`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

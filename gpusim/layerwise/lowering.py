@@ -37,7 +37,7 @@ from gpusim.layerwise.costs import (
     weight_members,
 )
 from gpusim.layerwise.fixed_plans import Choice
-from gpusim.layerwise.layers import BATCH, Layer
+from gpusim.layerwise.layers import BATCH, Edge, Layer
 from gpusim.layerwise.made_up import (
     collective_kernel,
     copy_kernel,
@@ -215,11 +215,11 @@ class Lowering:
     def _exchange(self, user: int, number: int, purpose: Literal["forward", "backward"]) -> None:
         """Move one input of a layer to the GPUs that need it, or its gradient back."""
         edge = self.graph.layers[user].inputs[number]
-        if edge.source == BATCH:
+        if edge.source == BATCH or (edge.cut and purpose == "backward"):
             return
         if self.choice[edge.source].replicated:
             if purpose == "backward":
-                self._share_gradient(user, edge.source)
+                self._share_gradient(user, edge)
             return
         if purpose == "backward" and user in self.begun:
             for role, tasks in self.begun.pop(user).items():
@@ -256,10 +256,10 @@ class Lowering:
             for traffic in sizes:
                 self.launch(role, streaming_kernel("copy", traffic, self.hardware), "copy", user)
 
-    def _share_gradient(self, user: int, source: int) -> None:
+    def _share_gradient(self, user: int, edge: Edge) -> None:
         """Sum the gradient of a layer that every GPU computes, with a part on each GPU."""
-        pair = self.choice[source], self.choice[user]
-        dur_ns, size = shared_gradient(self.problem, self.graph.layers[source], *pair)
+        pair = self.choice[edge.source], self.choice[user]
+        dur_ns, size = shared_gradient(self.problem, self.graph.layers[edge.source], edge, *pair)
         if dur_ns > 0:
             wire = size * wire_share("all_reduce", self.problem.gpus)
             self.collective(list(range(len(self.roles))), dur_ns, wire, "transfer", user)
@@ -282,7 +282,7 @@ class Lowering:
             else:
                 found = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
                 times_ns = float(found[0]), float(found[0])
-            if passes_moved(self.problem, self.choice[user]) == 1:
+            if passes_moved(self.problem, layer.inputs[number], self.choice[user]) == 1:
                 times_ns = times_ns[0], 0.0
             self.exchanges[key] = _Exchange(*times_ns, wire_bytes, gpus, self._packing(user, number))
         return self.exchanges[key]

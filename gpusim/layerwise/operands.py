@@ -91,6 +91,8 @@ class Operands:
             if op.phase != "forward" or not made & stores:
                 continue
             taken = [] if is_creation(op) else tensors_in(op.args) + tensors_in(op.kwargs)
+            if op.cut or op.other_gradient:
+                raise CannotRunError(f"{self.name} takes a second tensor with other gradients than its parameters'")
             if op.random or any(map(self.depends, taken)):
                 raise CannotRunError(f"{self.name} takes a second tensor that depends on the batch or on chance")
             stores |= made | {trace.tensors[t].storage for t in taken}

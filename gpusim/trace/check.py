@@ -171,7 +171,7 @@ def _plainly_right(op: Op, known: bytearray) -> bool:
     for tensor in op.reads:
         if tensor >= n_tensors or not known[tensor]:
             return False
-    for tensor in op.writes:
+    for tensor in (*op.writes, *op.cut, *op.other_gradient):
         if tensor >= n_tensors:
             return False
     for result in op.outputs:  # noqa: SIM110  (all() would make a generator for each of a million ops)
@@ -191,6 +191,8 @@ def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
         "args": handles(op),
         "reads": op.reads,
         "writes": op.writes,
+        "cut": op.cut,
+        "other_gradient": op.other_gradient,
         "outputs": [tensor for tensor in op.outputs if tensor is not None],
     }
     for key, tensors in groups.items():

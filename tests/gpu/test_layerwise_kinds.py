@@ -66,6 +66,7 @@ SPLITS = {
     "bag_with_padding": "nc",
     "rows": "nc",
     "columns": "nc",
+    "cut": "nchw",
 }
 #: Those with parts between two others, or with weights that are split.
 FOUR = [
@@ -150,7 +151,15 @@ def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str],
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("bags_of_other_lengths", "layer 'table' cannot be run: its bags do not have as many rows for each sample")],
+    [
+        ("bags_of_other_lengths", "layer 'table' cannot be run: its bags do not have as many rows for each sample"),
+        (
+            "taken_twice",
+            "layer 'first' cannot be run: it takes a tensor with a gradient of its own, or once with",
+        ),
+        ("cut_weight", "layer 'layer' cannot be run: it takes a parameter without its gradient"),
+        ("own_gradient", "layer 'next' cannot be run: it takes a tensor with a gradient of its own"),
+    ],
 )
 def test_a_kind_of_layer_that_nothing_runs_is_named_with_its_reason(name: str, line: str) -> None:
     (layer, *_) = [layer for layer in layers_of(captured(name)).layers if not layer.ops]

@@ -219,3 +219,55 @@ def tied_table(batch: int) -> Made:
 
 def called_thrice(batch: int) -> Made:
     return _Thrice(), torch.randn(batch, 3, 6, 5)
+
+
+class _Cut(nn.Module):
+    """A convolution of a detached map, a mean that is made without gradients, and the map itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            mean = functional.relu(x).mean((2, 3), keepdim=True)
+        return x * torch.sigmoid(self.gate(x.detach())) + mean
+
+
+class _TakenTwice(nn.Module):
+    """A map times itself, of which one has no gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.detach()
+
+
+class _CutWeight(nn.Module):
+    """A weight without its gradient, which is trained elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(8, 8, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.conv2d(functional.relu(self.one(x)), self.one.weight.detach())
+
+
+class _Straight(torch.autograd.Function):
+    """Rounding with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class _Rounded(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Straight.apply(x)
+
+
+cut = _image(_Cut)
+taken_twice, cut_weight, own_gradient = _image(_TakenTwice), _image(_CutWeight), _image(_Rounded)

@@ -32,6 +32,11 @@ class Call:
     layer: str
     line: str = ""
     """`file:line` of the user's code that made the call, or "" where unknown."""
+    cut: tuple[Value, ...] = ()
+    """Tensors that depend on trained parameters, but of which the step computes no gradient."""
+    other_gradient: tuple[Value, ...] = ()
+    """Tensors with another gradient: that of the user's own `torch.autograd.Function`, or taken once with and once
+    without one."""
 
     @property
     def at(self) -> str:

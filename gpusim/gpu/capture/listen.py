@@ -29,6 +29,7 @@ from gpusim.errors import CaptureError
 from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
 from gpusim.gpu.capture.constants import Constants
+from gpusim.gpu.capture.gradient_flow import GradientFlow, is_numbers
 from gpusim.gpu.replay.operators import is_random
 
 #: Folders end in a separator: torchvision is not torch.
@@ -142,6 +143,7 @@ class Listener(TorchDispatchMode):
         self._by_place: dict[tuple[Any, ...], Value] = {}
         self._storages: dict[int, StorageWeakRef] = {}
         self._copies: dict[int, torch.UntypedStorage] = {}
+        self._gradients = GradientFlow()
         self._inputs: dict[str, State] = {}
         self._live: dict[str, torch.Tensor] = {}
         self._made: set[int] = set()
@@ -181,6 +183,7 @@ class Listener(TorchDispatchMode):
         layer = self.layers.of_node(node) if node is not None else self.layers.now() if phase == "forward" else ""
         phase = self.phase or ("backward" if node is not None else phase)
         taken_args, taken_kwargs = pytree.tree_map_only(torch.Tensor, self._value, (args, kwargs))
+        numbers = [(self._value(tensor), tensor.requires_grad) for tensor in tensors if is_numbers(tensor)]
         if function is torch.ops.aten.lift_fresh.default:
             # The constant itself must not change.
             function, known, fixed = torch.ops.aten.lift_fresh_copy.default, True, True
@@ -196,6 +199,8 @@ class Listener(TorchDispatchMode):
         name = self._name(function)
         if function not in _SAME:
             self.calls.append(Call(name, function, taken_args, taken_kwargs, phase, layer, self.line))
+            if phase == "forward":
+                self._gradients.note(name, numbers, parts)
         self._keep(result, taken_args[0] if function in _SAME else Value(name), known and fixed, fixed)
         return result
 
@@ -243,7 +248,7 @@ class Listener(TorchDispatchMode):
     ) -> JointGraph:
         """Return the calls so far, with `convolution_backward` split."""
         joint = JointGraph(
-            tuple(self.calls),
+            self._gradients.noted(self.calls),
             dict(self._inputs),
             tuple(outputs),
             tuple(gradients),

@@ -272,6 +272,8 @@ def _run(call: Call, env: dict[str, Any], recorder: _Recorder) -> Op:
         outputs=tuple(outputs),
         reads=tuple(reads),
         writes=tuple(writes),
+        cut=tuple(recorder.tensor(_get(value, env)) for value in call.cut),
+        other_gradient=tuple(recorder.tensor(_get(value, env)) for value in call.other_gradient),
         random=is_random(call.function),
         phase=call.phase,
         layer=call.layer,

@@ -17,7 +17,8 @@ from gpusim.layerwise.layers import BATCH, Edge, LayerGraph
 def taken(value: torch.Tensor, edge: Edge) -> torch.Tensor:
     """Return the part of a layer's output, or of the batch, that an input is."""
     n, c, h, w = (slice(low, low + size) for low, size in zip(edge.origin, edge.extents, strict=True))
-    return value[n, c, h, w]
+    part = value[n, c, h, w]
+    return part.detach() if edge.cut else part
 
 
 def run_on_one_device(

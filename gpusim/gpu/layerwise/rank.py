@@ -202,13 +202,17 @@ class Rank:
             return self._filled(state, number, data)
         if (index, number) not in self._kept:
             self._kept[index, number] = torch.randn(state.edges[number].shape, device=self.device, dtype=self.dtype)
-        wants_gradient = state.layer.inputs[number].source != BATCH and self.graph.training
-        return self._kept[index, number].detach().requires_grad_(wants_gradient)
+        return self._kept[index, number].detach().requires_grad_(self._wants_gradient(state, number))
+
+    def _wants_gradient(self, state: LayerState, number: int) -> bool:
+        """Whether the step computes the gradient of an input."""
+        edge = state.layer.inputs[number]
+        return self.graph.training and edge.source != BATCH and not edge.cut
 
     def _filled(self, state: LayerState, number: int, data: Data) -> torch.Tensor:
         """Return the buffer of one input, filled with the rank's own part, received parts and padding."""
         edge, source = state.edges[number], state.layer.inputs[number].source
-        wants_gradient = source != BATCH and self.graph.training
+        wants_gradient = self._wants_gradient(state, number)
         held = None if source == BATCH else self.states[source].output
         if edge.is_own:
             assert held is not None
@@ -296,7 +300,7 @@ class Rank:
     def _give_back(self, state: LayerState, number: int) -> Finish:
         """Begin to collect the gradient of one buffer: the own part and those from other ranks."""
         edge, source = state.edges[number], state.layer.inputs[number].source
-        if source == BATCH:
+        if source == BATCH or state.layer.inputs[number].cut:
             return _nothing
         if self._kept is not None and not edge.is_own:
             self._stand_in(self.states[source])
