@@ -262,7 +262,7 @@ class _Reader:
         if not in_place and self._readers.of(first) > 1:
             return None
         draft = self.drafts[value.layer]
-        if draft.frame is None or draft.layer.kind == "other":
+        if draft.frame is None or draft.layer.kind in ("other", "concat"):  # a longer one may begin with its result
             return None
         return value.layer
 
