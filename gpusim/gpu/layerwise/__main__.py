@@ -9,7 +9,6 @@ document.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
-from gpusim.errors import EXIT_USER_ERROR, GpusimError, OptionError
+from gpusim.errors import EXIT_USER_ERROR, GpuError, GpusimError, OptionError
 from gpusim.formats.topology import check_gpus, default_topology
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
@@ -32,7 +31,7 @@ from gpusim.gpu.layerwise.layer_times import layer_documents, time_layers
 from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.recorded import recorded
 from gpusim.gpu.layerwise.sharing import groups_of
-from gpusim.gpu.layerwise.transport import Distributed
+from gpusim.gpu.layerwise.transport import TIMEOUT, Distributed
 from gpusim.io.file_limits import MAX_NODE_GPUS
 from gpusim.layerwise.compute import TraceTimes
 from gpusim.layerwise.costs import Problem
@@ -43,8 +42,6 @@ from gpusim.layerwise.plans import GivenPlan, plan_reader
 from gpusim.step import load
 from gpusim.text import shortened, visible
 
-#: Timeout of a collective: longer means that a rank was lost.
-TIMEOUT_S: Final = 120
 _WARM_UP: Final = 3
 #: Steps of which `--layers` takes the medians, unless `--steps` says how many.
 _LAYER_STEPS: Final = 5
@@ -78,6 +75,12 @@ def main(arguments: list[str] | None = None) -> int:
     except GpusimError as error:
         sys.stderr.write(f"gpusim: {error}\n")
         return EXIT_USER_ERROR
+    except (dist.DistError, RuntimeError) as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        reason = shortened(visible(str(error).partition("\n")[0]))
+        sys.stderr.write(f"gpusim: an exchange with the other ranks failed: {reason}\n")
+        return EXIT_USER_ERROR
     return 0
 
 
@@ -93,6 +96,8 @@ def _start_ranks(options: argparse.Namespace) -> str:
 def join() -> torch.device:
     """Join the ranks of this run, by NCCL if each has a GPU, else by gloo; returns the rank's device."""
     rank, gpus = _number("RANK"), _number("WORLD_SIZE")
+    if rank >= gpus:
+        raise OptionError(f"RANK is {rank} and WORLD_SIZE {gpus}: start the ranks with torchrun")
     local = _number("LOCAL_RANK", rank)
     on_gpus = torch.cuda.device_count() > local
     device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
@@ -101,13 +106,17 @@ def join() -> torch.device:
     store = os.environ.get("GPUSIM_RANKS_FILE")
     if store:
         end_with_starter()
-    dist.init_process_group(
-        "nccl" if on_gpus else "gloo",
-        init_method=f"file://{store}" if store else "env://",
-        rank=rank,
-        world_size=gpus,
-        timeout=datetime.timedelta(seconds=TIMEOUT_S),
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpus else "gloo",
+            init_method=f"file://{store}" if store else "env://",
+            rank=rank,
+            world_size=gpus,
+            timeout=TIMEOUT,
+        )
+    except (dist.DistError, ValueError) as cause:  # a rank that never came, or an address that is none
+        reason = shortened(visible(str(cause).partition("\n")[0]))
+        raise GpuError(f"rank {rank} of {gpus} did not meet the others: {reason}") from cause
     return device
 
 

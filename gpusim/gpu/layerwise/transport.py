@@ -5,13 +5,16 @@ Ranks post the same exchanges in the same order (`gpusim.gpu.layerwise.rank`), s
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
+#: Timeout of a collective: longer means that a rank was lost.
+TIMEOUT: Final = datetime.timedelta(seconds=120)
 Tensors = Sequence[tuple[int, torch.Tensor]]
 """Ranks, each with a tensor for it or from it, which may be a view."""
 Finish = Callable[[], None]
@@ -145,7 +148,8 @@ def _finish(works: Sequence[Any]) -> Finish:
 
 
 def _made(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(groups)}
+    timeout = TIMEOUT if dist.get_backend() == "gloo" else None  # else half an hour for a rank that is gone
+    return {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(groups)}
 
 
 class Alone:
