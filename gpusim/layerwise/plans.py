@@ -108,21 +108,6 @@ def plan_reader(path: Path, gpus: int) -> PlanReader:
                 notes = (f"made for {shortened(visible(plan.network))}, not for {graph.name}",)
         if plan.gpus != gpus:
             raise ParallelPlanError(str(path), f"is for {counted(plan.gpus, 'GPU')}, not {gpus}", place="$.gpus")
-        choice = from_document(plan, graph, str(path))
-        return GivenPlan(choice, (*notes, *_unlike(graph, choice, gpus)))
+        return GivenPlan(from_document(plan, graph, str(path)), notes)
 
     return read
-
-
-def _unlike(graph: LayerGraph, choice: Choice, gpus: int) -> tuple[str, ...]:
-    """Return a note on layers that every GPU computes, but each with other random numbers."""
-    unlike = [
-        layer.name
-        for layer, config in zip(graph.layers, choice, strict=True)
-        if config.replicated and gpus > 1 and layer.ops and not layer.repeats
-    ]
-    if not unlike:
-        return ()
-    name = shortened(visible(unlike[0]))
-    others = f" and {counted(len(unlike) - 1, 'other layer')}" if len(unlike) > 1 else ""
-    return (f"every GPU computes '{name}'{others}, with random numbers of its own: their results differ",)

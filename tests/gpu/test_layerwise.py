@@ -85,8 +85,11 @@ def test_every_kind_of_layer_and_split_computes_what_one_device_does(
 
 
 def test_local_statistics_are_those_of_each_part_of_the_batch(answers: dict[int, dict[str, Any]]) -> None:
-    """On two ranks as if each had run its samples alone; parts of an image share statistics. Rounding is no error."""
-    assert answers[2]["local"] == {"samples": True, "height": True, "bias_before_norm": True}
+    """On two ranks as if each had run its samples alone; parts of an image share statistics. Rounding is no error.
+
+    A dropout that both compute has one mask.
+    """
+    assert answers[2]["local"] == {"samples": True, "height": True, "bias_before_norm": True, "dropout": True}
 
 
 def test_each_layer_is_timed_on_each_rank_beside_its_prediction(answers: dict[int, dict[str, Any]]) -> None:
@@ -150,7 +153,11 @@ def ranks_left() -> list[str]:
 
 @pytest.mark.parametrize(
     ("more", "line"),
-    [({}, "RANK is not set"), ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number")],
+    [
+        ({}, "RANK is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 and WORLD_SIZE 2"),
+    ],
 )
 def test_a_rank_without_torchruns_environment_ends_with_one_line(
     more: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

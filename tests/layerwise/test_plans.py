@@ -75,22 +75,6 @@ def test_a_plan_for_another_network_is_said(tmp_path: Path) -> None:
     assert found.notes == (r"made for other\x1b, not for chain",)
 
 
-def test_random_layers_that_every_gpu_computes_are_said(tmp_path: Path) -> None:
-    """Each GPU would drop other elements; no search over layers with rules replicates such a one."""
-    graph = NETWORKS.alexnet(2).for_gpus(4)
-    random = [layer.name for layer in graph.layers if any(op.kind == "dropout" for op in layer.ops)]
-    assert random == ["fc1", "fc2"]
-    layers = [{"name": layer.name, "replicated": True} for layer in graph.layers]
-    found = plan_reader(plan_file(tmp_path, *layers, network=graph.name), 4)(graph)
-    assert found.notes == (
-        "every GPU computes 'fc1' and 1 other layer, with random numbers of its own: their results differ",
-    )
-    split = [each if each["name"] not in random else {"name": each["name"], "c": 4} for each in layers]
-    assert plan_reader(plan_file(tmp_path, *split, network=graph.name), 4)(graph).notes == ()
-    one = plan_file(tmp_path, *layers, network=graph.name, gpus=1)
-    assert plan_reader(one, 1)(graph).notes == ()
-
-
 def test_no_file_takes_the_name_of_another_plan(tmp_path: Path) -> None:
     """Those of a comparison are the baselines and the result; two files may have one name."""
     names = ("data.json", "a/layer.json.gz", "mine.json", "a/mine.json", "b/mine.json")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from gpusim.gpu.layerwise.batch import Data
+from gpusim.gpu.layerwise.dropout import whole_masks
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.tied import generator_of
 from gpusim.layerwise.layers import BATCH, Edge, LayerGraph
@@ -39,12 +40,9 @@ def run_on_one_device(
             named[tie.op][tie.name] = parameters[f"{name}/{tie.layer_op}/{tie.name}"]
         for number, each in enumerate(named):
             parameters |= {f"{layer.name}/{number}/{k}": v for k, v in each.items()}
-        drops = [op for op in layer.ops if op.kind == "dropout"]
-        mask = None
-        if drops:
-            mask = (torch.rand(layer.output, generator=generator) >= drops[0].options["p"]).to(device, dtype)
+        masks = {number: mask.to(device, dtype) for number, mask in whole_masks(layer, generator).items()}
         inputs = [taken(data.inputs if edge.source == BATCH else values[edge.source], edge) for edge in layer.inputs]
-        where = Surroundings((0, layer.output[1]), (0, layer.output[0]), layer.output[0], None, data.targets, mask)
+        where = Surroundings((0, layer.output[1]), (0, layer.output[0]), layer.output[0], None, data.targets, masks)
         values.append(run_layer(layer, inputs, named, where))
         if layer.kind == "loss":
             loss = loss + values[-1]

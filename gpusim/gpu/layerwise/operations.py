@@ -6,14 +6,15 @@ The input of a split map already has its halo and padding, so its window operati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from gpusim.errors import OptionError
+from gpusim.gpu.layerwise.dropout import dropped
 from gpusim.gpu.layerwise.laid_out import (
     as_traced,
     attention,
@@ -35,7 +36,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Context of a share: its part of the channels and samples, shared sums, and a dropout mask."""
+    """Context of a share: its part of the channels and samples, shared sums, and dropout masks."""
 
     channels: tuple[int, int]
     """First and last channel of the layer's output."""
@@ -45,8 +46,8 @@ class Surroundings:
     shared_sum: SharedSum | None = None
     """None if no other part shares statistics with this one."""
     targets: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    """The share's part of a dropout mask; None for torch's own dropout."""
+    masks: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """The share's parts of dropout masks by operation; without one, each share draws its own."""
     rows: tuple[int, int] | None = None
     """First and last row of the layer's output; None for all."""
     columns: tuple[int, int] | None = None
@@ -138,7 +139,10 @@ def run_layer(
     """
     value: Any = inputs
     for number, (op, named) in enumerate(zip(layer.ops, parameters, strict=True)):
-        value = _run(layer, op, value, named, where, padded)
+        if op.kind == "dropout":
+            value = dropped(op, value if isinstance(value, torch.Tensor) else value[0], where.masks.get(number))
+        else:
+            value = _run(layer, op, value, named, where, padded)
         if products is not None and number == layer.product:
             products.append(value)
     if isinstance(value, torch.Tensor):
@@ -222,10 +226,6 @@ def _run(
         return first
     if kind == "scale":
         return first * float(options["factor"])
-    if kind == "dropout":
-        if where.mask is None:
-            return functional.dropout(first, options["p"])
-        return first * where.mask / (1 - options["p"])
     if kind == "total":
         return first.sum() / (where.batch * first[0].numel() if options["mean"] else 1)
     if kind == "loss":

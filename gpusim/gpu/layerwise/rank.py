@@ -18,6 +18,7 @@ import torch
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
 from gpusim.gpu.layerwise.batch import Data
 from gpusim.gpu.layerwise.buffers import from_batch, gathered, put_together
+from gpusim.gpu.layerwise.dropout import Masks, part_of, same_masks, whole_masks
 from gpusim.gpu.layerwise.gradients import gradients_of, keep
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.operations import (
@@ -106,11 +107,9 @@ class Rank:
                 state.parameters = [self._any_values(named, last - first) for named in shapes]
             pairs = [(of[k], v) for named, of in zip(state.parameters, shapes, strict=True) for k, v in named.items()]
             state.whole = [value for each, value in pairs if each.channels_at is None]
-            drops = [op for op in layer.ops if op.kind == "dropout"]
-            if drops and same_dropout:
-                kept = torch.rand(layer.output, generator=generator) >= drops[0].options["p"]
-                box = tuple(slice(int(a), int(b)) for a, b in zip(low, high, strict=True))
-                state.mask = kept[box].to(self.device, self.dtype)
+            if same_dropout:
+                masks = whole_masks(layer, generator)
+                state.masks = {k: part_of(mask, low, high).to(self.device, self.dtype) for k, mask in masks.items()}
         return state
 
     def _any_values(self, named: dict[str, Parameter], channels: int) -> dict[str, torch.Tensor]:
@@ -185,12 +184,18 @@ class Rank:
             batch=state.layer.output[0],
             shared_sum=(lambda value: SharedSums.apply(value, self._reduce(state))) if shares else None,
             targets=targets[samples[0] : samples[1]],
-            mask=state.mask,
+            masks=self._masks(state),
             rows=(state.low[2], state.high[2]),
             columns=(state.low[3], state.high[3]),
         )
         padded = state.edges[0].padded if state.edges else (False, False)
         return run_layer(state.layer, buffers, state.parameters, where, padded=padded, products=products)
+
+    def _masks(self, state: LayerState) -> Masks:
+        """Return the masks of dropout, of which ranks that all compute a layer need the same."""
+        if state.masks or not state.config.replicated or self.gpus == 1:
+            return state.masks
+        return same_masks(state.layer, self.transport, self.gpus, self.device, self.dtype)
 
     def _reduce(self, state: LayerState) -> Any:
         return lambda tensor: self.transport.all_reduce(tensor, state.statistics)

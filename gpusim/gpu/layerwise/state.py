@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gpusim.gpu.layerwise.dropout import Masks
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.layers import Layer
 from gpusim.layerwise.pieces import Box, EdgePieces
@@ -29,7 +30,8 @@ class LayerState:
     """Ranks with the other channels of its part, itself included."""
     whole: list[torch.Tensor] = field(default_factory=list)
     """Parameters that are not split with the channels."""
-    mask: torch.Tensor | None = None
+    masks: Masks = field(default_factory=dict)
+    """Parts of one device's masks of dropout, by operation."""
     buffers: list[torch.Tensor] = field(default_factory=list)
     output: torch.Tensor | None = None
     products: list[torch.Tensor] = field(default_factory=list)
