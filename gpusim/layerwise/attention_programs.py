@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Final
 
+from gpusim.layerwise.frames import Frame
 from gpusim.layerwise.layers import Layer, LayerOp
 from gpusim.layerwise.operands import CannotRunError, Operands
 from gpusim.layerwise.rule import tensors_in
@@ -20,18 +21,35 @@ _PLACES: Final = {
 
 def attention(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
     """Return the operation of attention with heads in the channels. Raises `CannotRunError`."""
+    options, shapes = _checked(operands)
+    options["heads"] = layer.output[1] // layer.channel_unit
+    if shapes[0][3] != shapes[2][3] or len({shape[1] for shape in shapes}) > 1:
+        raise CannotRunError("its attention has queries with another width or number of heads than keys and values")
+    return (LayerOp("attention", options),)
+
+
+def attention_of_samples(operands: Operands, result: Frame) -> tuple[LayerOp, ...]:
+    """Return the operation of attention with any meaning of its dimensions, each sample by itself, as of windows.
+
+    Raises `CannotRunError`.
+    """
+    options, _ = _checked(operands)
+    rows = {number: frame.rows for number, frame in operands.inputs.values()}
+    options |= {"rows": tuple(rows[number] for number in options["inputs"]), "result": result.rows}
+    return (LayerOp("attention_of_samples", options),)
+
+
+def _checked(operands: Operands) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """Return the options of attention, and the shapes of queries, keys and values. Raises `CannotRunError`."""
     op, trace = operands.op, operands.trace
     mask_at, dropout_at, causal_at = _PLACES[operands.name]
     query, key, value = (tensors_in(argument) for argument in op.args[:3])
     if any(len(each) != 1 or each[0] not in operands.inputs for each in (query, key, value)):
         raise CannotRunError("its attention has a query, key or value that no layer makes")
     shapes = [trace.tensors[each[0]].shape for each in (query, key, value)]
-    if shapes[0][3] != shapes[2][3] or len({shape[1] for shape in shapes}) > 1:
-        raise CannotRunError("its attention has queries with another width or number of heads than keys and values")
     if float(_argument(op.args, dropout_at, 0.0)):
         raise CannotRunError("its attention has dropout")
     options: dict[str, Any] = {
-        "heads": layer.output[1] // layer.channel_unit,
         "causal": bool(_argument(op.args, causal_at, False)),
         "scale": None if op.kwargs.get("scale") is None else float(op.kwargs["scale"]),
         "inputs": tuple(operands.inputs[each[0]][0] for each in (query, key, value)),
@@ -49,7 +67,7 @@ def attention(operands: Operands, layer: Layer) -> tuple[LayerOp, ...]:
         if prod(leading[1:]) > prod(shapes[0][1:3]) * shapes[1][2]:
             raise CannotRunError("its attention has a mask of other dimensions")
         options["fixed"] = operands.fixed(tensor)
-    return (LayerOp("attention", options),)
+    return options, shapes
 
 
 def _argument(args: tuple[Any, ...], place: int | None, default: Any) -> Any:

@@ -8,7 +8,7 @@ whose weights or results they read, else to the last one with their module path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
@@ -20,13 +20,15 @@ from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.image_rules import takes_channels_first
 from gpusim.layerwise.layer_rules import broadcast, rule_of
 from gpusim.layerwise.layers import ALL, BATCH, SAME, SCALE, Edge, Extents, Layer, LayerGraph, LayerOp, check_graph
-from gpusim.layerwise.norm_rules import is_of_each_sample
+from gpusim.layerwise.norm_rules import is_over_channels
 from gpusim.layerwise.op_programs import first_program, following_program, loss_program
 from gpusim.layerwise.operands import CannotRunError, Operands, is_creation, own_parameters
 from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, scaled, spanned
+from gpusim.layerwise.random_programs import with_random_splits
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.rule import Rule, fits, parameters_of, tensors_in
 from gpusim.layerwise.tied import tied_parameters, ties
+from gpusim.layerwise.view_layers import frame_of_layer, program_of_view, rule_of_view
 from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
 from gpusim.text import shortened, visible
 from gpusim.trace.element_sizes import DTYPE_BYTES
@@ -46,8 +48,6 @@ class _Value:
 
     layer: int | None
     frame: Frame | None
-    reordered: bool = False
-    """Whether a view changed the order along a dimension, as a shuffle of channels does."""
     origin: Extents | None = WHOLE
     """Its first element in the layer's output; None if it is no box of that output."""
     step: Extents = STEPS
@@ -199,8 +199,11 @@ class _Reader:
         taken = tensors_in(op.args) + tensors_in(op.kwargs)
         sources = [(t, replace(self.values[t], cut=t in op.cut)) for t in taken if t in self.values]
         from_layers = [(t, value) for t, value in sources if value.layer is not None and not is_creation(op)]
+        from_layers = [] if name == "empty_like" else from_layers  # the mask of a dropout
         if name in rules.VIEWS and not op.kernels:
-            self._view(op, name, sources)
+            self._view(index, op, name, sources)
+        elif name == "clone" and self._readers.is_for_backward(op.outputs[0]):
+            self._note_copy(index, sources)
         elif not from_layers:
             self.pending.append(index)  # constants, and counters of BatchNorm: with the layer that follows
             for output in op.outputs:
@@ -211,6 +214,12 @@ class _Reader:
         else:
             self._add(index, op, name, from_layers)
 
+    def _note_copy(self, index: int, sources: list[tuple[int, _Value]]) -> None:
+        """Note a copy of a layer's output that only the backward pass reads, as one that is changed in place."""
+        owner = next((value.layer for _, value in sources), None)
+        forward = self.pending if owner is None or owner == BATCH else self.drafts[owner].forward
+        forward.append(index)
+
     def _check_gradients(self, op: Op, from_layers: list[tuple[int, _Value]]) -> None:
         """Raise `CannotRunError` for a gradient that the executor would compute in another way than the step."""
         if op.other_gradient:
@@ -218,7 +227,7 @@ class _Reader:
         if set(op.cut) - {tensor for tensor, _ in from_layers}:
             raise CannotRunError("it takes a parameter without its gradient")
 
-    def _view(self, op: Op, name: str, sources: list[tuple[int, _Value]]) -> None:
+    def _view(self, index: int, op: Op, name: str, sources: list[tuple[int, _Value]]) -> None:
         for output in op.outputs:
             if output is None:
                 continue
@@ -227,13 +236,27 @@ class _Reader:
                 continue
             value = sources[0][1]
             frame = rules.view_frame(self.trace, op, name, value.frame, output)
-            reordered = value.reordered or rules.reorders(op, name, value.frame)
             origin, step = value.origin, value.step
             if frame is not None and value.frame is not None and origin is not None:
                 begin = part_origin(self.trace, op, name, value.frame, output)
                 origin = None if begin is None else moved(origin, scaled(begin, step))
                 step = step if begin is None else scaled(step, part_step(op, name, value.frame))
-            self.values[output] = _Value(value.layer, frame, reordered, origin, step)
+            seen = _Value(value.layer, frame, origin, step)
+            if frame is None or origin is None or rules.reorders(op, name, value.frame):
+                seen = self._layer_of_view(index, op, name, sources[0], output) or replace(seen, origin=None)
+            self.values[output] = seen
+
+    def _layer_of_view(self, index: int, op: Op, name: str, source: tuple[int, _Value], output: int) -> _Value | None:
+        """Make a layer of a view that gives no box of a layer's output in order; None if that is not possible."""
+        tensor, value = source
+        if value.layer is None or value.frame is None or value.origin is None:
+            return None
+        frame = frame_of_layer(self.trace, op, name, value.frame, output)
+        if frame is None:
+            return None
+        made = self._layer(op, name, [source], rule_of_view(frame), output)
+        program = program_of_view(self.trace, op, name, tensor, value.frame, value.step, output, frame)
+        return _Value(self._append(index, op, [source], made, frame, lambda layer: program), frame)
 
     def _follows(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> int | None:
         """Return the layer that the op is part of, or None."""
@@ -246,7 +269,7 @@ class _Reader:
         frame = from_layers[0][1].frame
         if any(value.cut for _, value in from_layers):
             return None
-        if name in rules.BATCH_NORMS and frame is not None and is_of_each_sample(frame):
+        if name in rules.BATCH_NORMS and frame is not None and not is_over_channels(frame):
             return None
         if name not in rules.POINTWISE and name not in rules.BATCH_NORMS and not is_same:
             return None
@@ -272,8 +295,10 @@ class _Reader:
         for number, (tensor, value) in enumerate(from_layers):
             if value.frame is None:
                 raise CannotRunError(f"a view before its {name} leaves no known dimensions")
-            if value.reordered or value.origin is None:
+            if value.origin is None:
                 raise CannotRunError(f"a view before its {name} reorders or scatters a layer's output")
+            if value.frame.extents[0] != self.batch:
+                raise CannotRunError(f"its {name} takes some of the samples")
             inputs.setdefault(tensor, (number, value.frame))
         steps = {tensor: value.step for tensor, value in from_layers if value.step != STEPS}
         return Operands(self.trace, op, name, index, inputs, steps, self._depends)
@@ -283,7 +308,8 @@ class _Reader:
 
     def _is_all(self, value: _Value) -> bool:
         """Whether a value is all of its layer's output."""
-        assert value.layer is not None
+        if value.layer is None or value.layer == BATCH:
+            return False
         return value.frame is not None and value.frame.extents == self.drafts[value.layer].layer.output
 
     def _is_loss(self, layer: int) -> bool:
@@ -312,7 +338,7 @@ class _Reader:
                 if any(edge.source == producer for each in self.drafts[producer:] for edge in each.layer.inputs):
                     raise CannotRunError(f"its {name} changes it after another layer has read it")
                 more = following_program(self._operands(index, op, name, from_layers), frame)
-                layer = replace(layer, ops=(*layer.ops, *more))
+                layer = with_random_splits(replace(layer, ops=(*layer.ops, *more)))
                 self._note_fixed(draft, more)
             except (CannotRunError, *_MALFORMED) as reason:
                 draft.obstacle = draft.obstacle or _reason(name, reason)
@@ -343,9 +369,31 @@ class _Reader:
         return len(op.args) == 2 and len(others) == 1 and others <= self._zeros
 
     def _add(self, index: int, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> None:
-        frame, layer = self._layer(op, name, from_layers)
-        number = len(self.drafts)
-        path = op.layer or name
+        output = next((t for t in op.outputs if t is not None), op.writes[0] if op.writes else None)
+        shape = self.trace.tensors[output].shape if output is not None else ()
+        inputs = [(tensor, value.frame) for tensor, value in from_layers]
+        whole = all(value.step == STEPS for _, value in from_layers)
+        ends = output is not None and self._readers.ends_as_number(output)
+        rule = rule_of(self.trace, op, name, inputs, shape, self.batch, whole=whole, ends=ends)
+        layer = self._layer(op, name, from_layers, rule, output)
+
+        def program(layer: Layer) -> tuple[LayerOp, ...]:
+            return first_program(self._operands(index, op, name, from_layers), layer, rule.frame)
+
+        number = self._append(index, op, from_layers, layer, rule.frame, program)
+        self._give(op, _Value(number, rule.frame))
+
+    def _append(
+        self,
+        index: int,
+        op: Op,
+        from_layers: list[tuple[int, _Value]],
+        layer: Layer,
+        frame: Frame | None,
+        program: Callable[[Layer], tuple[LayerOp, ...]],
+    ) -> int:
+        """Append a layer that begins with an operator, and return its number."""
+        path = op.layer or rules.base_name(op)
         self._names[path] += 1
         count = self._names[path]
         layer = replace(layer, name=path if count == 1 else f"{path} ({count})", path=op.layer)
@@ -356,17 +404,18 @@ class _Reader:
                     self._note_weights(draft, each)
         try:
             self._check_gradients(op, from_layers)
-            program = first_program(self._operands(index, op, name, from_layers), layer, frame)
-            draft.layer = replace(layer, ops=program)
-            self._note_fixed(draft, program)
+            ops = program(layer)
+            draft.layer = with_random_splits(replace(layer, ops=ops))
+            self._note_fixed(draft, ops)
         except (CannotRunError, *_MALFORMED) as reason:
-            draft.obstacle = _reason(name, reason)
-        draft.forward += [*self.pending, index]
+            draft.obstacle = _reason(rules.base_name(op), reason)
+        mine = [] if any(index in each.forward for each in self.drafts[-len(op.outputs) :]) else [index]
+        draft.forward += [*self.pending, *mine]
         self.pending = []
         draft.paths.add(op.layer)
         self._note_weights(draft, op)
         self.drafts.append(draft)
-        self._give(op, _Value(number, frame))
+        return len(self.drafts) - 1
 
     def _note_weights(self, draft: _Draft, op: Op) -> None:
         for tensor in op.reads:
@@ -384,29 +433,28 @@ class _Reader:
 
     def _give(self, op: Op, given: _Value) -> None:
         """Assign the op's results to a layer, with all views of tensors that it changes."""
+        before = [self.values[t] for t in op.writes if t in self.values]
         changed = {self.trace.tensors[t].storage for t in op.writes if t in self.values}
+        whole = {value.layer for value in before if value.layer is not None and self._is_all(value)}
         for output in op.outputs:
             if output is not None:
                 same = given.frame is not None and fits(self.trace, output, given.frame)
                 self.values[output] = given if same else replace(given, frame=None)
         for tensor, value in list(self.values.items()):
-            if self.trace.tensors[tensor].storage in changed and value.layer not in (None, BATCH):
-                self.values[tensor] = replace(value, layer=given.layer)
+            if self.trace.tensors[tensor].storage in changed and value.layer is not None and tensor not in op.outputs:
+                moved_on = replace(value, layer=given.layer)
+                # Where a part is changed, or a view that is a layer of its own, the place of others is not known.
+                self.values[tensor] = moved_on if value.layer in whole else replace(moved_on, frame=None, origin=None)
 
-    def _layer(self, op: Op, name: str, from_layers: list[tuple[int, _Value]]) -> tuple[Frame | None, Layer]:
-        """Return the layer that an operator begins, and the frame of its result."""
+    def _layer(self, op: Op, name: str, from_layers: list[tuple[int, _Value]], rule: Rule, output: int | None) -> Layer:
+        """Return the layer that an operator with a rule begins."""
         trace = self.trace
-        output = next((t for t in op.outputs if t is not None), op.writes[0] if op.writes else None)
         shape = trace.tensors[output].shape if output is not None else ()
-        inputs = [(tensor, value.frame) for tensor, value in from_layers]
-        whole = all(value.step == STEPS for _, value in from_layers)
-        ends = output is not None and self._readers.ends_as_number(output)
-        rule = rule_of(trace, op, name, inputs, shape, self.batch, whole=whole, ends=ends)
         samples = self.batch if rule.splits == "n" else 1
         extents = rule.frame.extents if rule.frame is not None else (samples, max(1, prod(shape)), 1, 1)
         if rule.kind == "loss" and rule.frame is None:
             extents = (self.batch, 1, 1, 1)
-        return rule.frame, Layer(
+        return Layer(
             name=name,
             kind=rule.kind,
             output=extents,
@@ -431,7 +479,7 @@ class _Reader:
                 origin = value.origin or WHOLE
             else:
                 extents = self.drafts[value.layer].layer.output
-                if value.frame is not None and value.origin is not None and not value.reordered:
+                if value.frame is not None and value.origin is not None:
                     extents, origin = spanned(value.frame.extents, value.step), value.origin
             need = rule.needs[number] if number < len(rule.needs) else None
             if need is None or value.frame is None or value.frame.extents != extents:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.image_rules import ADAPTIVE_POOLS
 from gpusim.layerwise.layers import Layer, LayerOp
 from gpusim.layerwise.operands import CannotRunError
 
@@ -41,13 +42,19 @@ def upsampling(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
     return (LayerOp("upsampling", {"words": words, "size": sizes}),)
 
 
+def shuffle(op: Op, name: str) -> tuple[LayerOp, ...]:
+    """Channels that become pixels, or pixels that become channels."""
+    return (LayerOp(name, {"factor": int(op.args[1])}),)
+
+
 def pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
     if name == "mean" or (name == "_adaptive_avg_pool2d" and layer.output[2:] == (1, 1)):
         return (LayerOp("global_pool"),)
     if name == "_adaptive_avg_pool2d" and layer.output == layer.inputs[0].extents:
         return (LayerOp("identity"),)
-    if name == "_adaptive_avg_pool2d":
-        return (LayerOp("adaptive_pool", {"output": layer.output[2:]}),)
+    if name in ADAPTIVE_POOLS:
+        average = name == "_adaptive_avg_pool2d"
+        return (LayerOp("adaptive_pool", {"output": layer.output[2:], "average": average}),)
     if name not in rules.WINDOWS:
         raise CannotRunError(f"nothing runs its {name}")
     average = name == "avg_pool2d"
@@ -55,14 +62,15 @@ def pool(op: Op, name: str, layer: Layer) -> tuple[LayerOp, ...]:
     ceil = len(op.args) > (4 if average else 5) and bool(op.args[4 if average else 5])
     if any(need.dilation != 1 for need in windows):
         raise CannotRunError(f"nothing runs its {name} with a dilation")
-    if average and (ceil or any(argument is not True for argument in op.args[5:6])):
-        raise CannotRunError(f"nothing runs its {name} that rounds up or leaves padding out")
+    if average and (ceil or op.args[6:7] not in ((), (None,))):
+        raise CannotRunError(f"nothing runs its {name} that rounds up or has a divisor of its own")
     options = {
         "kernel": tuple(need.kernel for need in windows),
         "stride": tuple(need.stride for need in windows),
         "padding": tuple(need.padding for need in windows),
         "average": average,
         "ceil": ceil,
+        "counts_padding": not average or op.args[5:6] in ((), (True,)),
     }
     return (LayerOp("pool", options),)
 

@@ -19,6 +19,10 @@ _KERNEL, _POOL_STRIDE, _POOL_PADDING, _POOL_DILATION = 1, 2, 3, 4
 _CORNERS = 2
 #: Neighbours on each side that an element of a larger map needs.
 UPSAMPLINGS: Final = {"upsample_nearest2d": 0, "upsample_bilinear2d": 1}
+#: Pools to a given size.
+ADAPTIVE_POOLS: Final = ("_adaptive_avg_pool2d", "adaptive_max_pool2d")
+#: Operators that turn channels into pixels, and pixels into channels.
+SHUFFLES: Final = ("pixel_shuffle", "pixel_unshuffle")
 IMAGE: Final = ("n", "c", "h", "w")
 #: Channels before positions: as a convolution of one dimension takes them, and a pool, after a view.
 SEQUENCE: Final = ("n", "c", "h")
@@ -33,7 +37,9 @@ def of_image(trace: Trace, op: Op, name: str, first: Frame, shape: Sequence[int]
         return _pool(op, shape)
     if name in UPSAMPLINGS:
         return _upsampling(op, name, first, shape)
-    if name == "_adaptive_avg_pool2d":
+    if name in SHUFFLES:
+        return _shuffle(op, name, shape)
+    if name in ADAPTIVE_POOLS:
         alike = tuple(shape[2:]) == first.extents[2:]
         needs = (SAME, SAME, *((SAME, SAME) if alike else (ALL, ALL)))
         return Rule("pool", "nchw" if alike else "nc", image(shape), prod(first.extents), (needs,))
@@ -121,6 +127,15 @@ def _upsampling(op: Op, name: str, first: Frame, shape: Sequence[int]) -> Rule:
     )
     splits = "nc" + "".join(x for x, need in (("h", height), ("w", width)) if need != ALL)
     return Rule("upsampling", splits, image(shape), prod(shape), ((SAME, SAME, height, width),))
+
+
+def _shuffle(op: Op, name: str, shape: Sequence[int]) -> Rule:
+    """Return the rule of a pixel shuffle: its factor of rows and columns are the channels around one pixel."""
+    factor = int(op.args[1])
+    if name == "pixel_shuffle":
+        return Rule(name, "nchw", image(shape), 0, ((SAME, SCALE, SCALE, SCALE),))
+    window = Need("window", factor, factor)
+    return Rule(name, "nchw", image(shape), 0, ((SAME, SCALE, window, window),), factor**2)
 
 
 def _pool(op: Op, shape: Sequence[int]) -> Rule:

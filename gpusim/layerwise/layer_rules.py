@@ -14,7 +14,7 @@ from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.frames import Frame, by_rank
 from gpusim.layerwise.image_rules import IMAGE, of_image, of_sequence
 from gpusim.layerwise.layers import ALL, SAME, Extents, Need
-from gpusim.layerwise.norm_rules import normalisation
+from gpusim.layerwise.norm_rules import is_over_channels, normalisation
 from gpusim.layerwise.rule import Inputs, Needs, Rule, parameters_of, second_factor, tensors_in
 from gpusim.layerwise.table_rules import embedding, embedding_bag
 
@@ -53,7 +53,8 @@ def rule_of(
             rule = normalisation(op, name, first)
     if rule is None and name == "cat":
         rule = _concat(op, frames, shape)
-    if rule is None and (name in (*rules.POINTWISE, *rules.BATCH_NORMS) or rules.same_elements(trace, op, name)):
+    over_channels = name in rules.BATCH_NORMS and first is not None and is_over_channels(first)
+    if rule is None and (name in rules.POINTWISE or over_channels or rules.same_elements(trace, op, name)):
         rule = _pointwise(trace, name, inputs, shape)
     if rule is None and name == "embedding":
         rule = embedding(frames, shape)

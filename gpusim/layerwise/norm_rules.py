@@ -53,3 +53,8 @@ def _is_maps(first: Frame) -> bool:
 def is_of_each_sample(frame: Frame) -> bool:
     """Whether a BatchNorm takes the channels of all samples for its channels: it is an instance norm."""
     return len(frame.rows) > 1 and all(size == 1 for _, size in frame.rows[0]) and frame.letters(1) == "nc"
+
+
+def is_over_channels(frame: Frame) -> bool:
+    """Whether the second dimension, for which a BatchNorm has statistics, is that of all channels, after samples."""
+    return len(frame.rows) > 1 and "n" in frame.letters(0) and frame.rows[1] == (("c", frame.extents[1]),)

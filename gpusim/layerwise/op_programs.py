@@ -13,12 +13,14 @@ import msgspec
 
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
-from gpusim.layerwise.attention_programs import attention
+from gpusim.layerwise.attention_programs import attention, attention_of_samples
 from gpusim.layerwise.frames import Frame
-from gpusim.layerwise.image_programs import convolution, pool, upsampling
+from gpusim.layerwise.image_programs import convolution, pool, shuffle, upsampling
+from gpusim.layerwise.image_rules import SHUFFLES
 from gpusim.layerwise.layers import DIMS, Input, Layer, LayerOp, pointwise
 from gpusim.layerwise.norm_programs import normalisation
 from gpusim.layerwise.operands import Call, CannotRunError, Fixed, Operands
+from gpusim.layerwise.random_programs import dropout_of
 from gpusim.layerwise.rule import parameters_of, tensors_in
 from gpusim.layerwise.table_programs import embedding, embedding_bag
 
@@ -29,11 +31,14 @@ FUNCTIONS: Final = rules.POINTWISE - rules.names(
     "clone copy _to_copy fill bernoulli dropout native_dropout rrelu empty_like rand_like randn_like"
 )
 #: Operators of a layer's value and a number or a fixed tensor.
-ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill")
+ARITHMETIC: Final = ("add", "sub", "mul", "div", "masked_fill", "_prelu_kernel")
+#: Those that have operations of their own, with a weight for each channel.
+BY_CHANNEL: Final = {"add": "channel_bias", "mul": "channel_scale", "_prelu_kernel": "prelu"}
 #: Operators that are run on tensors laid out as they were traced, each sample by itself.
 LAID_OUT: Final = FUNCTIONS | rules.names(
     "_softmax _safe_softmax _log_softmax bmm mean sum cat stack roll flip constant_pad_nd cumsum amax amin all any "
-    "prod logsumexp std var tril triu glu mm addmm"
+    "prod logsumexp std var tril triu glu mm addmm linalg_vector_norm clone convolution _adaptive_avg_pool2d "
+    "_adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool3d max_pool3d_with_indices channel_shuffle"
 )
 
 
@@ -48,6 +53,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return _linear(operands, layer, frame)
     if layer.kind == "upsampling":
         return upsampling(op, name, layer)
+    if layer.kind in SHUFFLES:
+        return shuffle(op, name)
     if layer.kind == "pool":
         return pool(op, name, layer)
     if layer.kind == "concat":
@@ -70,6 +77,8 @@ def first_program(operands: Operands, layer: Layer, frame: Frame | None) -> tupl
         return attention(operands, layer)
     if name in rules.BAGS:
         raise CannotRunError("its bags do not have as many rows for each sample")
+    if name in rules.ATTENTION and layer.kind == "by_sample" and frame is not None and not operands.steps:
+        return attention_of_samples(operands, frame)
     if layer.kind in ("by_sample", "other"):
         return _laid_out(operands, frame)
     if layer.kind == name:
@@ -85,6 +94,8 @@ def following_program(operands: Operands, frame: Frame | None) -> tuple[LayerOp,
     op, name = operands.op, operands.name
     if operands.steps:
         raise CannotRunError(f"a view before its {name} takes every other element of a layer's output")
+    if name == "addcmul" and frame is not None and any(t not in operands.inputs for t in tensors_in(op.args)):
+        return _scaled_and_added(operands, frame)
     if name in FUNCTIONS and name not in ARITHMETIC:
         return (_pointwise(operands),)
     if name == "clone" or rules.same_elements(operands.trace, op, name):
@@ -181,6 +192,10 @@ def _arithmetic(operands: Operands, frame: Frame) -> tuple[LayerOp, ...]:
     options: dict[str, Any] = {"function": name, "rows": frame.rows}
     if isinstance(second, int | float) and name in ("add", "sub"):
         return (LayerOp("with_number", {**options, "number": second}),)
+    if name == "mul" and (other := _other(operands)) is not None:
+        dropout = dropout_of(operands, other, frame)
+        if dropout is not None:
+            return (dropout,)
     mine = [number for number, each in enumerate((first, second)) if set(tensors_in(each)) & set(operands.inputs)]
     count = 3 if name == "masked_fill" else 2
     if len(mine) != 1 or len(op.args) != count or (mine == [1] and name not in ("add", "mul")):
@@ -188,12 +203,32 @@ def _arithmetic(operands: Operands, frame: Frame) -> tuple[LayerOp, ...]:
     other = next(iter(tensors_in((first, second)[1 - mine[0]])), None)
     if other is None:
         raise CannotRunError(f"nothing runs its {name} with these arguments")
-    if name in ("add", "mul") and _is_by_channel(operands.trace, other, frame):
-        return (LayerOp("channel_bias" if name == "add" else "channel_scale"),)
+    if name in BY_CHANNEL and _is_by_channel(operands.trace, other, frame):
+        return (LayerOp(BY_CHANNEL[name]),)
     _check_broadcast(operands.trace.tensors[other].shape, frame)
     if name == "masked_fill":
         options["number"] = _number(op.args[2])
     return (LayerOp("with_fixed", {**options, "fixed": operands.fixed(other)}),)
+
+
+def _other(operands: Operands) -> int | None:
+    """Return the one tensor of an operator that no layer makes."""
+    others = [tensor for tensor in tensors_in(operands.op.args) if tensor not in operands.inputs]
+    return others[0] if len(others) == 1 else None
+
+
+def _scaled_and_added(operands: Operands, frame: Frame) -> tuple[LayerOp, ...]:
+    """A fixed tensor plus a layer's value times another one, as layers that scale and shift channels do."""
+    added, *factors = (tensors_in(each) for each in operands.op.args[:3])
+    mine = [each for each in factors if set(each) <= set(operands.inputs)]
+    if operands.op.kwargs.get("value", 1) != 1 or len(mine) != 1 or set(added) & set(operands.inputs):
+        raise CannotRunError("nothing runs its addcmul with these arguments")
+    (factor,) = (each for each in factors if each is not mine[0])
+    ops = []
+    for function, (tensor,) in (("mul", factor), ("add", added)):
+        _check_broadcast(operands.trace.tensors[tensor].shape, frame)
+        ops.append(LayerOp("with_fixed", {"function": function, "rows": frame.rows, "fixed": operands.fixed(tensor)}))
+    return tuple(ops)
 
 
 def _number(value: Any) -> float:
@@ -250,6 +285,8 @@ def _fixed_operand(operands: Operands, tensor: int) -> Fixed:
     """Return a fixed operand of an operator on tensors as they were traced: the same for all samples."""
     fixed, name, op_args = operands.fixed(tensor), operands.name, operands.op.args
     each = operands.trace.tensors[tensor]
+    if name in rules.CONVOLUTIONS:  # its weights
+        return fixed
     if name in rules.LINEAR and (tensor in tensors_in(op_args[-1]) or len(each.shape) < 2 or each.shape[0] == 1):
         return fixed
     rank = max(len(frame.rows) for _, frame in operands.inputs.values())

@@ -23,7 +23,8 @@ VIEWS: Final = names(
     "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
     "split_with_sizes unbind detach alias lift_fresh_copy as_strided"
 )
-_PERMUTATIONS: Final = ("t", "transpose", "permute")
+#: Views that put dimensions in another order.
+PERMUTATIONS: Final = ("t", "transpose", "permute")
 CONVOLUTIONS: Final = names("convolution")
 LINEAR: Final = names("addmm mm linear")
 BATCH_NORMS: Final = names(
@@ -46,14 +47,15 @@ POINTWISE: Final = names(
     "mul mvlgamma nan_to_num ne neg nextafter polygamma positive pow rad2deg reciprocal relu relu6 remainder round "
     "rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square sub tan tanh "
     "threshold true_divide trunc where xlogy "
-    "_to_copy bernoulli copy dropout fill hardswish native_dropout "
+    "_prelu_kernel _to_copy bernoulli copy dropout fill hardswish native_dropout "
     "empty_like full_like ones_like rand_like randn_like zeros_like"
 )
 #: These treat samples separately if they work on dimensions other than the first; no other split is known.
 BY_SAMPLE: Final = names(
     "_softmax _safe_softmax _log_softmax bmm native_group_norm _fused_rms_norm _adaptive_avg_pool2d mean sum cumsum "
     "upsample_nearest2d constant_pad_nd stack cat tril triu max min amax amin argmax argmin any all prod logsumexp "
-    "std var var_mean flip roll glu"
+    "std var var_mean flip roll glu linalg_vector_norm adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool3d "
+    "avg_pool3d max_pool3d_with_indices channel_shuffle"
 )
 #: Place of the argument that names an operator's dimensions, and its default; None: it works on all.
 _DIMENSIONS_AT: Final[dict[str, tuple[int, int | None]]] = {
@@ -63,13 +65,16 @@ _DIMENSIONS_AT: Final[dict[str, tuple[int, int | None]]] = {
     **dict.fromkeys(names("_softmax _safe_softmax _log_softmax cumsum cat stack"), (1, 0)),
     "glu": (1, -1),
     "roll": (2, None),
+    "linalg_vector_norm": (2, None),
 }
 #: Sums, means ... of several rows of a table.
 BAGS: Final = names("_embedding_bag _embedding_bag_forward_only")
 #: Operators that take only the type of their tensor; with a size of their own.
 CREATIONS: Final = names("new_zeros new_ones new_full new_empty")
 #: Operators whose result has the dimensions of their input, if it has its shape.
-KEEPING: Final = POINTWISE | names("_softmax _safe_softmax _log_softmax cumsum tril triu flip roll constant_pad_nd")
+KEEPING: Final = POINTWISE | names(
+    "_softmax _safe_softmax _log_softmax cumsum tril triu flip roll constant_pad_nd channel_shuffle"
+)
 #: Operators that end a step: they average over samples, which parts of the batch can do separately.
 LOSSES: Final = names("_log_softmax nll_loss_forward binary_cross_entropy_with_logits mse_loss")
 #: Those of the logarithms of probabilities.
@@ -93,7 +98,7 @@ def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int
         return frame
     if name in ("view", "_unsafe_view", "reshape", "detach", "alias"):
         return viewed(frame, shape)
-    if name in _PERMUTATIONS:
+    if name in PERMUTATIONS:
         return permuted(frame, _order(op, name, len(frame.rows)))
     if name in ("unsqueeze", "squeeze"):
         return viewed(frame, shape)
@@ -102,7 +107,7 @@ def view_frame(trace: Trace, op: Op, name: str, frame: Frame | None, output: int
 
 def reorders(op: Op, name: str, frame: Frame | None) -> bool:
     """Whether a permutation changes the order within a letter: two dimensions with that letter change places."""
-    if frame is None or name not in _PERMUTATIONS:
+    if frame is None or name not in PERMUTATIONS:
         return False
     order = _order(op, name, len(frame.rows))
     places = {letter: [d for d in order if letter in frame.letters(d)] for letter in DIMS}
@@ -187,10 +192,6 @@ def by_sample_frame(trace: Trace, op: Op, name: str, first: Frame | None, batch:
     if first is not None and name == "cat" and len(first.rows) == len(shape):
         dimension = int(op.args[1]) % len(shape) if len(op.args) > 1 else 0
         letter = first.letters(dimension)
-        if (
-            len(letter) == 1
-            and letter != "n"
-            and not any(letter in first.letters(d) for d in range(len(shape)) if d != dimension)
-        ):
+        if len(letter) == 1 and letter != "n":
             return with_row(first, dimension, ((letter, shape[dimension]),))
     return by_rank(shape, batch)

@@ -16,6 +16,8 @@ class Readers:
     """The number of forward ops that read each tensor, or a view of it, before it is changed in place."""
 
     def __init__(self, trace: Trace) -> None:
+        self._read = {index for index, each in enumerate(trace.tensors) if each.role == "output"}
+        """Tensors that the forward pass reads, and results of the step."""
         root: dict[int, int] = {}
         version: Counter[int] = Counter()
         count: Counter[tuple[int, int]] = Counter()
@@ -23,6 +25,7 @@ class Readers:
             if op.phase != "forward":
                 continue
             tensors = tensors_in(op.args) + tensors_in(op.kwargs)
+            self._read.update(tensors)
             if rules.base_name(op) in rules.VIEWS and not op.kernels:
                 for output in op.outputs:
                     if output is not None and tensors:
@@ -48,6 +51,10 @@ class Readers:
     def of(self, tensor: int) -> int:
         """Return the number of readers of the tensor of which this one is a view."""
         return self._most[self._root.get(tensor, tensor)]
+
+    def is_for_backward(self, tensor: int | None) -> bool:
+        """Whether the forward pass makes a tensor that it does not read, and that is no result of the step."""
+        return tensor is not None and tensor not in self._read
 
     def ends_as_number(self, tensor: int) -> bool:
         """Whether a result is part of the step's loss: the forward pass makes nothing of it but numbers."""

@@ -55,7 +55,7 @@ class Gated(nn.Module):
 
 
 class Shuffled(nn.Module):
-    # A shuffle of channels, which the execution does not have, and a half of them.
+    # A shuffle of channels, and a half of them.
     def __init__(self):
         super().__init__()
         self.one, self.two, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(4, 5)
@@ -212,11 +212,17 @@ def test_a_captured_network_runs_as_torchs_module(models: Path, name: str) -> No
         assert torch.allclose(gradient, wanted, rtol=1e-9, atol=1e-14), name
 
 
-def test_views_that_reorder_channels_are_not_run_and_parts_are(models: Path) -> None:
+def test_a_view_that_reorders_channels_is_a_layer_of_its_own(models: Path) -> None:
+    """Parts of its result are read in place."""
     graph = layers_of(captured(models, "shuffled"))
-    assert [layer.path for layer in graph.layers if not layer.ops] == ["one", "two"]
-    with pytest.raises(OptionError, match="layer 'one' cannot be run: a view before its clone reorders or scatters"):
-        Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU)
+    (shuffle,) = (layer for layer in graph.layers if layer.name == "transpose")
+    assert (shuffle.kind, shuffle.splits, shuffle.output) == ("by_sample", "n", (2, 8, 7, 7))
+    data = make_data(graph, 3, torch.float64, CPU)
+    loss, _ = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
+    model = module_of(models).Shuffled().double()
+    with_weights(model, graph, 5)
+    wanted = float(nn.functional.cross_entropy(model(data.inputs), data.targets).detach())
+    assert float(loss) == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["padded_by_0", "padded_by_1"])

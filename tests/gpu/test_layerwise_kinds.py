@@ -67,7 +67,21 @@ SPLITS = {
     "rows": "nc",
     "columns": "nc",
     "cut": "nchw",
+    "grouped": "nch",
+    "windows_apart": "n",
+    "volume": "n",
+    "normed": "n",
+    "prelu": "nchw",
+    "prelu_of_one": "nchw",
+    "larger_by_channels": "nchw",
+    "smaller_by_channels": "nchw",
+    "adaptive_maxima": "nc",
+    "averaged_without_padding": "nchw",
+    "shuffled": "n",
+    "dense": "nchw",
 }
+#: Those that draw random numbers, by dimensions for which they do.
+RANDOM = {"dropped_in_place": "nchw", "dropped_channels": "nc", "dropped_samples": "n"}
 #: Those with parts between two others, or with weights that are split.
 FOUR = [
     "convolved_with_gaps",
@@ -78,6 +92,10 @@ FOUR = [
     "transposed",
     "transposed_odd",
     "bag_of_means",
+    "grouped",
+    "averaged_without_padding",
+    "larger_by_channels",
+    "smaller_by_channels",
 ]
 
 
@@ -110,6 +128,9 @@ def inputs_of(like: torch.Tensor, data: Data) -> torch.Tensor:
         return data.inputs.reshape(like.shape).long()
     if like.ndim == 4:
         return data.inputs
+    if like.ndim == 5:  # depth and width are one dimension
+        n, c, depth, height, width = like.shape
+        return data.inputs.reshape(n, c, height, depth, width).transpose(2, 3)
     sequence = data.inputs.squeeze(3)
     return sequence if sequence.shape[1:] == like.shape[1:] else sequence.transpose(1, 2)
 
@@ -134,13 +155,16 @@ def test_a_kind_of_layer_runs_as_torchs_module(name: str) -> None:
         assert torch.allclose(gradient.reshape(wanted.shape), wanted, rtol=1e-9, atol=1e-14), own
 
 
-@pytest.mark.parametrize(("name", "splits"), SPLITS.items())
+@pytest.mark.parametrize(("name", "splits"), (SPLITS | RANDOM).items())
 def test_a_kind_of_layer_is_split_as_its_rule_says(name: str, splits: str) -> None:
     of_layer = [layer for layer in layers_of(captured(name)).layers if layer.path.startswith(("layer", "table"))]
-    assert of_layer[0].splits == splits
+    first = (
+        of_layer[0] if name not in RANDOM else next(x for x in of_layer if any(op.kind == "dropout" for op in x.ops))
+    )
+    assert first.splits == splits
 
 
-@pytest.mark.parametrize(("gpus", "names"), [(2, list(SPLITS)), (4, FOUR)])
+@pytest.mark.parametrize(("gpus", "names"), [(2, [*SPLITS, *RANDOM]), (4, FOUR)])
 def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str], tmp_path: Path) -> None:
     """Loss and gradients of each rank; each configuration of each layer is in at least one plan."""
     files = [tmp_path / f"{name}.json.gz" for name in names]
@@ -157,6 +181,7 @@ def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str],
             "taken_twice",
             "layer 'first' cannot be run: it takes a tensor with a gradient of its own, or once with",
         ),
+        ("some_samples", "layer 'layer' cannot be run: its relu takes some of the samples"),
         ("cut_weight", "layer 'layer' cannot be run: it takes a parameter without its gradient"),
         ("own_gradient", "layer 'next' cannot be run: it takes a tensor with a gradient of its own"),
     ],

@@ -271,3 +271,122 @@ class _Rounded(nn.Module):
 
 cut = _image(_Cut)
 taken_twice, cut_weight, own_gradient = _image(_TakenTwice), _image(_CutWeight), _image(_Rounded)
+
+
+class _Grouped(nn.Module):
+    """Attention with fewer heads of keys and values than of queries, with rotary embeddings, as Llama's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.o = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, rows, _ = x.shape
+        q, k, v = (each(x).view(n, rows, -1, 4).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mixed = functional.scaled_dot_product_attention(
+            self.turned(q), self.turned(k), v, is_causal=True, enable_gqa=True
+        )
+        return self.o(mixed.transpose(1, 2).reshape(n, rows, 16))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        angles = torch.arange(x.shape[2], device=x.device)[:, None] * torch.arange(1, 3, device=x.device).repeat(2)
+        return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+class _Windows(nn.Module):
+    """Attention within windows of rows that are far apart, with a bias for each head; then back in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(8, 24), nn.Parameter(torch.zeros(1, 2, 6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = x.shape
+        rows = x.permute(0, 2, 3, 1).view(n, 3, h // 3, 2, w // 2, c).permute(0, 2, 4, 1, 3, 5).reshape(-1, 6, c)
+        q, k, v = self.qkv(rows).view(-1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias.expand(len(rows), -1, -1, -1))
+        mixed = mixed.transpose(1, 2).reshape(n, h // 3, w // 2, 3, 2, c).permute(0, 3, 1, 4, 2, 5)
+        return mixed.reshape(n, h, w, c).permute(0, 3, 1, 2)
+
+
+class _Volume(nn.Module):
+    """Convolutions, a norm and pools of volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Conv3d(3, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.MaxPool3d(2))
+        self.next, self.last = nn.Conv3d(4, 4, (1, 2, 2), bias=False), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.next(functional.avg_pool3d(self.layer(x), (1, 1, 2)))
+        return self.last(functional.adaptive_avg_pool3d(x, 1).flatten(1))
+
+
+class _Normed(nn.Module):
+    """Channels of length 1, scaled and shifted; then a ReLU6 and a sigmoid in place, of what backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(8, 1, 1)), nn.Parameter(torch.zeros(8, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.addcmul(self.shift, self.scale, functional.normalize(x, dim=1))
+        return functional.hardswish(functional.relu6(x + 1, inplace=True), inplace=True)
+
+
+def volume(batch: int) -> Made:
+    return _Volume(), torch.randn(batch, 3, 5, 6, 8)
+
+
+grouped = _sequence(_Grouped)
+windows_apart = _image(_Windows, size=9)
+normed = _image(_Normed)
+prelu = _image(lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.PReLU(8)))
+prelu_of_one = _image(lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.PReLU()))
+larger_by_channels = _image(lambda: nn.PixelShuffle(2), 2)
+adaptive_maxima = _image(lambda: nn.AdaptiveMaxPool2d((4, 3)))
+averaged_without_padding = _image(lambda: nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False))
+
+
+def smaller_by_channels(batch: int) -> Made:
+    return _Between(nn.PixelUnshuffle(2), 32), torch.randn(batch, 3, 6, 10)
+
+
+shuffled = _image(lambda: nn.ChannelShuffle(4))
+
+
+class _Dense(nn.Module):
+    """Concatenations that begin alike, each with a norm behind it, as DenseNet's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(size), nn.ReLU()) for size in (12, 16))
+        self.one, self.two = nn.Conv2d(8, 4, 1), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = self.one(x)
+        two = self.two(self.norms[0](torch.cat([x, one], 1)))
+        return self.norms[1](torch.cat([x, one, two], 1))
+
+
+class _DroppedSamples(nn.Module):
+    """A branch that is dropped for whole samples, as stochastic depth does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x.new_empty((len(x), 1, 1, 1)).bernoulli_(0.5).div_(0.5)
+        return x + functional.relu(x) * kept
+
+
+dense = _image(_Dense, 16)
+dropped_in_place = _image(lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.Dropout(0.5, inplace=True)))
+dropped_channels, dropped_samples = _image(lambda: nn.Dropout2d(0.5)), _image(_DroppedSamples)
+
+
+class _SomeSamples(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(x[:1])
+
+
+some_samples = _image(_SomeSamples)

@@ -38,7 +38,9 @@ class GradientFlow:
         unrecorded: set[str] = set()
         for call in calls:
             read = self._reads.get(call.name)
-            if read is not None and read.numbers and any(value.node in dependent for value, _ in read.taken):
+            if read is None or not read.numbers or _is_new(call):
+                continue
+            if any(value.node in dependent for value, _ in read.taken):
                 dependent.add(call.name)
                 if not read.recorded:
                     unrecorded.add(call.name)
@@ -65,3 +67,9 @@ class GradientFlow:
 def is_numbers(tensor: torch.Tensor) -> bool:
     """Whether a tensor may have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_new(call: Call) -> bool:
+    """Whether a call takes only the type of its tensor, or its shape."""
+    name = call.function.overloadpacket.__name__
+    return bool(name.startswith("new_") or name.endswith("_like"))

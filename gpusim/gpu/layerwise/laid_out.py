@@ -137,6 +137,8 @@ def with_fixed(
     other = _share_of_fixed(op, value, named, box)
     if function == "masked_fill":
         return value.masked_fill(other, number)
+    if function == "_prelu_kernel":
+        return torch.where(value > 0, value, value * other)
     result: torch.Tensor = getattr(torch, function)(value, other)
     return result
 
@@ -185,6 +187,21 @@ def attention(
     return mixed.transpose(2, 3).reshape(chosen[0].shape)
 
 
+def attention_of_samples(
+    op: LayerOp, inputs: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Attention on tensors laid out as they were traced, each sample by itself."""
+    options = op.options
+    query, key, value = (laid_out(inputs[x], rows) for x, rows in zip(options["inputs"], options["rows"], strict=True))
+    mask = fixed_value(options["fixed"], named, query) if "fixed" in options else None
+    if mask is not None and mask.ndim == query.ndim:
+        mask = mask[:1]  # the same for all samples
+    mixed = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=options["causal"], scale=options["scale"]
+    )
+    return in_order(mixed, options["result"], inputs[0].shape[0])
+
+
 def _positions(layer: Layer, box: Sequence[Interval], device: torch.device) -> torch.Tensor:
     """Return the numbers of a share's positions among those of the layer, row by row."""
     rows, columns = (torch.arange(low, high, device=device) for low, high in box[2:])
@@ -207,6 +224,10 @@ def _constant(fixed: Fixed, dtype: torch.dtype, device: torch.device) -> torch.T
 def _made(fixed: Fixed, named: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     trace = fixed.trace
     tensors: dict[int, torch.Tensor | None] = {t: each.clone() for t, each in _initial(fixed, device).items()}
+    if fixed.parameters:  # which operators may take together with constants
+        tensors = {
+            t: each.to(dtype) if each is not None and each.is_floating_point() else each for t, each in tensors.items()
+        }
     for tensor in fixed.parameters:
         tensors[tensor] = named[parameter_name(trace, tensor)]
     for index in fixed.ops:
@@ -237,7 +258,7 @@ def _alone(fixed: Fixed) -> Trace:
     """Return the trace with the operators of a fixed tensor alone."""
     trace = fixed.trace
     ops = tuple(trace.ops[index] for index in fixed.ops)
-    taken = {t for op in ops for t in op.reads} | {fixed.tensor}
+    taken = {t for op in ops for t in (*tensor_refs(op.args), *tensor_refs(op.kwargs))} | {fixed.tensor}
     tensors = tuple(
         each if index in taken and index not in fixed.parameters else replace(each, init=None)
         for index, each in enumerate(trace.tensors)

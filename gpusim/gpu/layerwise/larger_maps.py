@@ -1,4 +1,4 @@
-"""Shares of maps that are larger than their inputs: upsampling and transposed convolutions.
+"""Shares of maps that are larger than their inputs: upsampling, transposed convolutions, shuffles of pixels.
 
 A share's input begins before what it needs, so that its output is cut from a larger one.
 """
@@ -43,6 +43,29 @@ def transposed_convolution(
             made = functional.pad(made, (0, missing) if dimension == 3 else (0, 0, 0, missing))
         made = made.narrow(dimension, first, high - low)
     return made if bias is None else made + bias[:, None, None]
+
+
+def shuffled(op: LayerOp, value: torch.Tensor, layer: Layer, box: Sequence[Interval]) -> torch.Tensor:
+    """Return a share of a map made of channels, or of channels made of a map; `box` is the share in the layer."""
+    factor = op.options["factor"]
+    if op.kind == "pixel_unshuffle":
+        return functional.pixel_unshuffle(value, factor)
+    larger = functional.pixel_shuffle(value, factor)
+    for dimension in (2, 3):
+        low, high = box[dimension]
+        larger = larger.narrow(dimension, low - _begin(layer, dimension, box) * factor, high - low)
+    return larger
+
+
+def without_padding(op: LayerOp, average: torch.Tensor, layer: Layer, box: Sequence[Interval]) -> torch.Tensor:
+    """Return averages over windows without the padding that they count; `box` is the share in the layer."""
+    for dimension in (2, 3):
+        kernel, stride, padding = (op.options[x][dimension - 2] for x in ("kernel", "stride", "padding"))
+        first = torch.arange(*box[dimension], device=average.device) * stride - padding
+        inside = (first + kernel).clamp(max=layer.inputs[0].extents[dimension]) - first.clamp(min=0)
+        factor = (kernel / inside).to(average.dtype)
+        average = average * (factor[:, None] if dimension == 2 else factor)
+    return average
 
 
 def _begin(layer: Layer, dimension: int, box: Sequence[Interval]) -> int:

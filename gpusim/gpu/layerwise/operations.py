@@ -18,12 +18,14 @@ from gpusim.gpu.layerwise.dropout import dropped
 from gpusim.gpu.layerwise.laid_out import (
     as_traced,
     attention,
+    attention_of_samples,
     features_to_channels,
     parameter_name,
     run_laid_out,
     with_fixed,
 )
-from gpusim.gpu.layerwise.larger_maps import transposed_convolution, upsampled
+from gpusim.gpu.layerwise.larger_maps import shuffled, transposed_convolution, upsampled, without_padding
+from gpusim.layerwise.image_rules import SHUFFLES
 from gpusim.layerwise.layers import NORMS, Input, Layer, LayerOp
 from gpusim.layerwise.operands import own_parameters
 
@@ -99,6 +101,8 @@ def parameter_shapes(layer: Layer) -> list[dict[str, Parameter]]:
         of_norm = op.options.get("parameters", ("weight", "bias")) if op.kind in NORMS else ()
         if "weight" in of_norm or op.kind == "channel_scale":
             named["weight"] = Parameter((layer.output[1],), 0.1, 1.0)
+        if op.kind == "prelu":
+            named["weight"] = Parameter((layer.output[1],), 0.1, 0.25)
         if "bias" in of_norm or op.kind == "channel_bias":
             named["bias"] = Parameter((layer.output[1],), 0.1)
         if op.kind in ("embedding", "embedding_bag"):
@@ -172,6 +176,8 @@ def _run(
         return _pointwise(layer, op, [value] if isinstance(value, torch.Tensor) else value)
     if kind == "attention":
         return attention(op, value, named, layer, where.box(layer))
+    if kind == "attention_of_samples":
+        return attention_of_samples(op, value, named)
     if kind == "laid_out":
         return run_laid_out(op, value if not isinstance(value, torch.Tensor) else [value], named)
     assert first is not None
@@ -186,13 +192,22 @@ def _run(
     if kind == "pool":
         padding = _left_to_add(options["padding"], padded)
         if options["average"]:
-            return functional.avg_pool2d(first, options["kernel"], options["stride"], padding)
+            average = functional.avg_pool2d(first, options["kernel"], options["stride"], padding)
+            return (
+                average
+                if options.get("counts_padding", True)
+                else without_padding(op, average, layer, where.box(layer))
+            )
         ceil = bool(options.get("ceil"))
         return functional.max_pool2d(first, options["kernel"], options["stride"], padding, ceil_mode=ceil)
     if kind == "global_pool":
         return first.mean(dim=(2, 3), keepdim=True)
     if kind == "adaptive_pool":
-        return functional.adaptive_avg_pool2d(first, options["output"])
+        if options["average"]:
+            return functional.adaptive_avg_pool2d(first, options["output"])
+        return functional.adaptive_max_pool2d(first, options["output"])
+    if kind in SHUFFLES:
+        return shuffled(op, first, layer, where.box(layer))
     if kind == "features":
         return features_to_channels(first, options["features"])
     if kind == "flatten":
@@ -210,6 +225,8 @@ def _run(
     if kind == "group_norm":
         groups = options["groups"] * first.shape[1] // layer.output[1]
         return functional.group_norm(first, groups, named.get("weight"), named.get("bias"), options["epsilon"])
+    if kind == "prelu":
+        return torch.where(first > 0, first, first * named["weight"][:, None, None])
     if kind == "channel_scale":
         return first * named["weight"][:, None, None]
     if kind == "channel_bias":
