@@ -6,6 +6,7 @@ A kind of layer that is not split is named, with a reason where nothing runs it.
 from __future__ import annotations
 
 import re
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -87,7 +88,6 @@ FOUR = [
     "convolved_with_gaps",
     "convolved_groups",
     "group_norm",
-    "instance_norm_with_weights",
     "upsampled_thrice",
     "transposed",
     "transposed_odd",
@@ -99,6 +99,7 @@ FOUR = [
 ]
 
 
+@cache
 def captured(name: str) -> Trace:
     options = CaptureOptions(spec=f"{kind_models.__file__}:{name}", mode="train", batch=2)
     return capture_estimated(options, load_hardware("h200"), lambda _: None)
