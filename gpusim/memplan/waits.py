@@ -9,7 +9,7 @@ Lowering, checks and replay follow the same waits. An instruction waits for
    memory to the same stream again, so this holds for the next instruction that this stream gets. Freed memory counts as
    free at once, and the peak is that of the launch order, on any number of streams.
 
-A wait that follows from earlier ones is left out (`gpusim.plan.sync.Clocks`).
+A wait that follows from earlier ones is left out (`gpusim.rules.waits`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from gpusim.memplan.program import Instruction, Program, op_streams_of
 from gpusim.memplan.storages import Storages
-from gpusim.plan.sync import Clocks
+from gpusim.rules.waits import wait_for
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,10 @@ class _Queued:
     """Storage -> its last copy out."""
 
     def __post_init__(self) -> None:
-        self.clocks = Clocks([{} for _ in range(self.queues)])
-        self.counts = [0] * self.queues
+        self.known = [[0] * self.queues for _ in range(self.queues)]
+        """Instructions of each queue that each queue knows to have ended."""
+        self.ended: list[list[int]] = []
+        """What is known at the end of each instruction."""
         self.at: list[int] = []
         """Number of each instruction in its queue."""
 
@@ -173,19 +175,19 @@ class _Queued:
     def _skip(self) -> None:
         self.queue.append(-1)
         self.before.append(())
+        self.ended.append([])
         self.at.append(0)
 
     def _issue(self, place: int, queue: int, waits: Iterable[int]) -> None:
         """Add an instruction to a queue, with the waits that its queue does not know to have ended."""
-        needed: list[int] = []
-        for each in sorted(waits, reverse=True):
-            if not self.clocks.knows(queue, self.queue[each], self.at[each]):
-                needed.append(each)
-                self.clocks.learn(queue, self.clocks.at_end[each])
-        self.counts[queue] += 1
+        befores, known = tuple(waits), self.known[queue]
+        needed = [0] * len(befores)
+        numbers = range(place)
+        clocks = (self.queue, self.ended, self.at, numbers)
+        count = wait_for(known, befores, 0, len(befores), *clocks, needed, 0)
+        known[queue] += 1
         self.queue.append(queue)
-        self.before.append(tuple(needed))
-        self.at.append(self.counts[queue])
+        self.before.append(tuple(needed[:count]))
+        self.ended.append(known.copy())
+        self.at.append(known[queue])
         self.last[queue] = place
-        self.clocks.known[queue][queue] = self.counts[queue]
-        self.clocks.at_end[place] = dict(self.clocks.known[queue])

@@ -1,16 +1,17 @@
-"""Events of a schedule and release of memory, by vector clocks over streams.
+"""Events of a schedule and release of memory, by vector clocks over streams (`gpusim.rules.waits`).
 
-Op b knows that op a has ended if b's stream is ordered after a, directly or through waits. A wait is needed only if
-that knowledge is missing, and one wait brings all knowledge of the awaited op, so the number of events is minimal for
-this launch order. The same clocks tell when no other stream still reads a storage allocated on one stream.
+The clocks that tell which waits are needed also tell when no other stream still reads a storage allocated on one
+stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 from gpusim.formats.trace import Op, Trace
+from gpusim.rules.waits import find_waits
 from gpusim.trace.dependencies import dependencies, handles, reads_writes_storages
 
 
@@ -36,23 +37,6 @@ class SyncPlan:
         return len(self.records)
 
 
-@dataclass
-class Clocks:
-    """Vector clocks: the number of ops of every other stream that each stream knows to have ended."""
-
-    known: list[dict[int, int]]
-    at_end: dict[int, dict[int, int]] = field(default_factory=dict)
-
-    def knows(self, stream: int, other: int, place: int) -> bool:
-        return self.known[stream].get(other, 0) >= place
-
-    def learn(self, stream: int, clock: dict[int, int]) -> None:
-        mine = self.known[stream]
-        for other, place in clock.items():
-            if mine.get(other, 0) < place:
-                mine[other] = place
-
-
 def plan_sync(
     trace: Trace,
     preds: Sequence[Sequence[int]],
@@ -71,8 +55,10 @@ def plan_sync(
 class StepSync:
     """What the sync plans of all schedules of a step share."""
 
-    preds: Sequence[Sequence[int]]
-    """Predecessors with GPU work, of each op with GPU work."""
+    preds: Sequence[int]
+    """Predecessors with GPU work of all ops with GPU work, concatenated."""
+    first_pred: Sequence[int]
+    """Place in `preds` of the first predecessor of each op, and behind the last."""
     works: Sequence[bool]
     """True for ops with GPU work (`works`)."""
     touched: Sequence[frozenset[int]]
@@ -86,8 +72,10 @@ class StepSync:
         touched = storages_touched(trace)
         for op, doing in covered.items():
             touched[doing] |= touched[op]
+        working = through_views(trace, preds)
         return cls(
-            through_views(trace, preds),
+            [*chain.from_iterable(working)],
+            [*accumulate(map(len, working), initial=0)],
             [works(op) for op in trace.ops],
             touched,
             kept_storages(trace),
@@ -95,53 +83,62 @@ class StepSync:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Waited:
+    """Waits of a schedule, with the clocks of its ops, as `find_waits` fills them."""
+
+    order: Sequence[int]
+    """Ops with GPU work, in launch order."""
+    waits: Sequence[int]
+    first_wait: Sequence[int]
+    ended: Sequence[Sequence[int]]
+    place: Sequence[int]
+
+    @classmethod
+    def of(cls, step: StepSync, order: Sequence[int], streams: Sequence[int]) -> _Waited:
+        ops, n_streams = len(step.works), max(streams, default=0) + 1
+        order = [op for op in order if step.works[op]]
+        known = [[0] * n_streams for _ in range(n_streams)]
+        ended = [[0] * n_streams if working else [] for working in step.works]
+        place, launched, last = [0] * ops, [0] * ops, [-1] * n_streams
+        waits, first_wait = [0] * (len(step.preds) + n_streams), [0] * (len(order) + 1)
+        clocks = (known, ended, place, launched, last)
+        count = find_waits(order, streams, 0, step.first_pred, step.preds, *clocks, first_wait, waits)
+        return cls(order, waits[:count], first_wait, ended, place)
+
+
+def count_events(step: StepSync, order: Sequence[int], streams: Sequence[int]) -> int:
+    """Return the number of events of a legal schedule (`SyncPlan.events`); arguments as of `plan_sync_of`."""
+    return len(set(_Waited.of(step, order, streams).waits))
+
+
 def plan_sync_of(step: StepSync, order: Sequence[int], streams: Sequence[int]) -> SyncPlan:
     """Return waits and releases of a legal schedule, as `plan_sync`."""
-    preds = step.preds
-    n_streams = max(streams, default=0) + 1
-    clocks = Clocks([{} for _ in range(n_streams)])
-    place_in: dict[int, int] = {}
-    launched: dict[int, int] = {}
-    count = [0] * n_streams
-    last_op: dict[int, int] = {}
-    records: set[int] = set()
+    waited = _Waited.of(step, order, streams)
+    begun: set[int] = {0}
     roots: set[int] = set()
     waits: list[tuple[int, ...]] = []
     releases: list[tuple[int, ...]] = []
-    memory = _Memory.of(step, order)
+    memory = _Memory.of(step, order, streams, waited.place)
     memory.owner.update(dict.fromkeys(step.early, 0))
-    for position, op in enumerate(order):
+    position = 0
+    for op in order:
         stream = streams[op]
         if not step.works[op]:
             waits.append(())
             releases.append(())
             memory.use(op, None)
             continue
-        needed: list[int] = []
-        for before in sorted(preds[op], key=launched.__getitem__, reverse=True):
-            other = streams[before]
-            if not clocks.knows(stream, other, place_in[before]):
-                needed.append(before)
-                records.add(before)
-                clocks.learn(stream, clocks.at_end[before])
-        if not needed and not count[stream] and stream != 0:
+        needed = tuple(waited.waits[waited.first_wait[position] : waited.first_wait[position + 1]])
+        position += 1
+        if not needed and stream not in begun:
             roots.add(stream)
-        waits.append(tuple(needed))
-        releases.append(memory.release(stream, clocks, streams, place_in))
-        count[stream] += 1
-        place_in[op] = count[stream]
-        launched[op] = position
-        clocks.known[stream][stream] = count[stream]
-        clocks.at_end[op] = dict(clocks.known[stream])
-        last_op[stream] = op
+        begun.add(stream)
+        waits.append(needed)
+        releases.append(memory.release(stream, waited.ended[op]))
         memory.use(op, stream)
-    ends = []
-    for op in sorted((op for stream, op in last_op.items() if stream != 0), key=launched.__getitem__, reverse=True):
-        if not clocks.knows(0, streams[op], place_in[op]):
-            ends.append(op)
-            records.add(op)
-            clocks.learn(0, clocks.at_end[op])
-    return SyncPlan(tuple(waits), tuple(releases), frozenset(records), tuple(ends), frozenset(roots), step.early)
+    ends = tuple(waited.waits[waited.first_wait[position] :])
+    return SyncPlan(tuple(waits), tuple(releases), frozenset(waited.waits), ends, frozenset(roots), step.early)
 
 
 def program_order_releases(trace: Trace) -> tuple[tuple[int, ...], ...]:
@@ -173,17 +170,19 @@ class _Memory:
     remaining: dict[int, int]
     touched: Sequence[frozenset[int]]
     kept: frozenset[int]
+    streams: Sequence[int]
+    place: Sequence[int]
     owner: dict[int, int] = field(default_factory=dict)
     users: dict[int, list[int]] = field(default_factory=dict)
     dead: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: StepSync, order: Sequence[int]) -> _Memory:
+    def of(cls, step: StepSync, order: Sequence[int], streams: Sequence[int], place: Sequence[int]) -> _Memory:
         remaining: dict[int, int] = {}
         for op in order:
             for storage in step.touched[op]:
                 remaining[storage] = remaining.get(storage, 0) + 1
-        return cls(remaining, step.touched, step.kept)
+        return cls(remaining, step.touched, step.kept, streams, place)
 
     def use(self, op: int, stream: int | None) -> None:
         """Record the launch of op `op` on `stream`; for a view (None), only the remaining uses change."""
@@ -197,14 +196,17 @@ class _Memory:
             if not self.remaining[storage] and storage in self.owner:
                 self.dead.setdefault(self.owner[storage], []).append(storage)
 
-    def release(self, stream: int, clocks: Clocks, streams: Sequence[int], place_in: dict[int, int]) -> tuple[int, ...]:
-        """Return the storages allocated on `stream` that its next op may release: all users are known to have ended."""
+    def release(self, stream: int, known: Sequence[int]) -> tuple[int, ...]:
+        """Return the storages allocated on `stream` that its next op may release: all users are known to have ended.
+
+        `known` is what is known at the end of that op, which adds only the op itself to what is known at its start.
+        """
         free: list[int] = []
         wait: list[int] = []
-        known = clocks.known[stream]
+        streams, place = self.streams, self.place
         for storage in self.dead.get(stream, ()):
             for user in self.users[storage]:  # a plain loop: steps may have a million ops
-                if known.get(streams[user], 0) < place_in[user]:
+                if known[streams[user]] < place[user]:
                     wait.append(storage)
                     break
             else:
