@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusim.engine.compiled.arrays import Indices, Plans, Room, encode_hardware
+from gpusim.engine.compiled.events import FIRST_USED, EventsRoom, count_events
 from gpusim.engine.compiled.link import link_plans
 from gpusim.engine.compiled.memory import find_peaks
 from gpusim.engine.compiled.op_graph import LoweringRoom, OpArrays, lower_schedules
@@ -90,6 +91,33 @@ class BatchEngine:
 
         in_ranges(len(orders), threads, work)
         return Evaluated(makespan_ns, peaks if peak else None)
+
+    def events(
+        self,
+        orders: npt.ArrayLike,
+        streams: npt.ArrayLike,
+        variants: npt.ArrayLike | None = None,
+        *,
+        threads: int | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Return the number of events of each legal schedule, as the replay records them.
+
+        Arguments as of `evaluate`. Without a layout, the stream of the first op counts as the first one. An op that
+        writes without a kernel counts as a view.
+        """
+        orders, streams = self._checked(orders, streams)
+        chosen = self._chosen(variants, orders.shape)
+        events = np.zeros(len(orders), np.int64)
+        joining = FIRST_USED if self.layout is None else 0
+        first_pred = np.append(self.arrays.ops["first_pred"], np.int32(len(self.arrays.preds)))
+        size = (len(self.arrays.ops), len(self.arrays.preds), int(streams.max(initial=0)) + 1)
+
+        def work(first: int, last: int) -> None:
+            room = EventsRoom.of_size(*size)
+            count_events(self.arrays, first_pred, orders, streams, chosen, joining, room, events, first, last)
+
+        in_ranges(len(orders), threads, work)
+        return events
 
     def encode(self, orders: npt.ArrayLike, streams: npt.ArrayLike, *, mode: LaunchMode = "graph") -> EncodedPlans:
         """Lower schedules to plans that can be simulated repeatedly."""

@@ -42,6 +42,7 @@ from gpusim.rules import (
     oldest_first,
     queues,
     start_interference,
+    waits,
 )
 from tests.support.helpers import Step, build_graph, kernel, make_hardware, make_trace, memset, wide_trace
 
@@ -207,6 +208,8 @@ RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], 
     (lost_time.missing, None, (SIZES,) * 7),
     (lost_time.copy_part, None, (st.floats(0.0, 2.0), st.floats(1e-3, 2.0))),
 ]
+#: Rules of sequences; `tests/engine/test_events.py` compares them.
+OF_SEQUENCES: tuple[Callable[..., Any], ...] = (waits.find_waits,)
 
 
 @pytest.mark.parametrize("case", RULES, ids=lambda case: f"{case[0].__module__}.{case[0].__name__}")
@@ -231,8 +234,9 @@ def test_a_rule_is_the_same_to_the_last_bit_plain_and_compiled(case: tuple[Any, 
 
 
 def test_every_rule_that_is_compiled_is_compared() -> None:
-    """Every `rule(...)` in the compiled engine is covered by the test above."""
-    compared = {f"{case[0].__module__.rpartition('.')[2]}.{case[0].__name__}" for case in RULES}
+    """Every `rule(...)` in the compiled engine is covered by the test above, or is a rule of sequences."""
+    functions = (*(case[0] for case in RULES), *OF_SEQUENCES)
+    compared = {f"{function.__module__.rpartition('.')[2]}.{function.__name__}" for function in functions}
     for path in (PACKAGE / "engine" / "compiled").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "rule" and path.name != "jit.py":
@@ -242,7 +246,7 @@ def test_every_rule_that_is_compiled_is_compared() -> None:
 
 
 def test_compiled_rules_are_the_functions_that_the_reference_engine_calls() -> None:
-    for function, _, _ in RULES:
+    for function in (*(case[0] for case in RULES), *OF_SEQUENCES):
         assert jit.rule(function).py_func.__code__ is function.__code__  # type: ignore[attr-defined]
         assert inspect.getmodule(function).__name__.startswith(jit.RULES)  # type: ignore[union-attr]
 

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from gpusim.engine.compiled.arrays import TASK, Plans, Room, encode_hardware, hardware_dtype
+from gpusim.engine.compiled.events import EventsRoom, count_events
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.jit import is_kept
 from gpusim.engine.compiled.link import link_plans
@@ -34,7 +35,7 @@ from gpusim.formats.hardware import HardwareModel, load_hardware
 #: Message of a command while it compiles.
 COMPILING = "compiling once, about 10 s"
 #: Entries other than the event loop.
-OTHERS = (lower_schedules, link_plans, find_peaks, schedule_lists, orders_by_keys)
+OTHERS = (lower_schedules, link_plans, find_peaks, schedule_lists, orders_by_keys, count_events)
 #: Program of a helper; it has the `sys.path` of this process, however that was started.
 _PROGRAM = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
@@ -131,6 +132,7 @@ def compile_others() -> None:
     keys = np.zeros((0, 0))
     schedule_lists(hardware, graph, keys, integers, numbers, room, numbers.copy(), table, table.copy(), 0, 0, 0)
     orders_by_keys(hardware, graph, keys, np.zeros(0, ENTRY), ints, table, 0, 0)
+    count_events(graph, ints, table, table.copy(), None, 0, EventsRoom.of_size(0, 0, 0), integers, 0, 0)
 
 
 def _no_ops() -> OpArrays:
