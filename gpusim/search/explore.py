@@ -15,13 +15,13 @@ from gpusim.memplan.evaluate import Outcome
 from gpusim.memplan.lowering import schedule_of
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule, check_streams
-from gpusim.plan.sync import StepSync, plan_sync, plan_sync_of
+from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
+from gpusim.search.events import events_of
 from gpusim.search.explored import SEARCH_MARGIN, Explored, Row, conclude
 from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
 from gpusim.search.variants import PartitionsTried, tried_variants
-from gpusim.trace.fusion import covered_by, place_fused
 from gpusim.units import format_bytes
 from gpusim.version import __version__
 
@@ -162,17 +162,6 @@ def explore(
         memory_limit_bytes=memory_limit_bytes,
         left_out=tuple(left_out),
     )
-
-
-def events_of(graph: OpGraph, schedule: Schedule, step: StepSync) -> int:
-    """Return the number of events that the streams of a schedule wait for; `step` is that of the captured kernels."""
-    if schedule.stream_count < 2:
-        return 0
-    if not schedule.variants:
-        return plan_sync_of(step, schedule.order, schedule.streams).events
-    covered = covered_by(graph.trace, schedule.variants)
-    order, streams = place_fused(schedule.order, schedule.streams, covered)
-    return plan_sync(graph.trace, graph.preds, order, streams, covered).events
 
 
 def _with_actions(outcome: Outcome, sequential_ns: int, made_by: str) -> Row:

@@ -23,6 +23,7 @@ from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, write_schedule
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search.budget import SEARCHED
+from gpusim.search.events import compared_ns
 from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.units import counted, format_ns
@@ -31,10 +32,6 @@ from gpusim.units import counted, format_ns
 #: the model: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and were 0.2 %
 #: better, the worst 4 % slower (research/2026-11-23-fidelity.md). A trial on the GPU needs no such margin.
 SEARCH_MARGIN = 0.06
-#: Time held against each event of a schedule where schedules are compared, in ns; no predicted time has it. Schedules
-#: with many events take longer than predicted: with it, the schedule compared best takes 0.8 % longer than the fastest
-#: measured one, in the mean of 74 steps, without it 1.1 % (research/2026-11-27-events.md).
-EVENT_NS = 150
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,8 +53,8 @@ class Row(ShortRepr):
 
     @property
     def compared_ns(self) -> int:
-        """Predicted makespan, with `EVENT_NS` for each event: by it schedules are compared."""
-        return self.makespan_ns + EVENT_NS * self.events
+        """Predicted makespan, with a time for each event: by it schedules are compared."""
+        return compared_ns(self.makespan_ns, self.events)
 
 
 @dataclass(frozen=True, repr=False)

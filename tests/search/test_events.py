@@ -9,8 +9,9 @@ import pytest
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import StepSync
-from gpusim.search.explore import choose, events_of, explore
-from gpusim.search.explored import EVENT_NS, SEARCH_MARGIN, Row
+from gpusim.search.events import EVENT_NS, events_of
+from gpusim.search.explore import choose, explore
+from gpusim.search.explored import SEARCH_MARGIN, Row
 from tests.support.helpers import make_hardware, make_trace, op
 
 SEQUENTIAL = Row("sequential", 1, 100_000, 1.0, 0, Schedule((), ()))
