@@ -58,7 +58,7 @@ class Found:
 
 
 #: Result for a step without search.
-NOTHING_FOUND = Found(Refined((), (), (), 0, False), None, (), (), 0, False)
+NOTHING_FOUND = Found(Refined((), (), (), (), 0, False), None, (), (), 0, False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gpusim.trace.fusion import covered_by, place_fused
 EVENT_NS: Final = 150
 
 #: A number, or an array with one per schedule.
-Numbers = TypeVar("Numbers", int, npt.NDArray[np.int64])
+Numbers = TypeVar("Numbers", int, float, npt.NDArray[np.int64])
 
 
 def compared_ns(makespan_ns: Numbers, events: Numbers) -> Numbers:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import Layout
 from gpusim.policies.shared.base import work_order
+from gpusim.search.events import compared_ns
 from gpusim.trace.merging import plain_variants
 
 #: Kinds of moves, and their probabilities.
@@ -42,10 +43,17 @@ class Current:
     variants: npt.NDArray[np.int32]
     makespan_ns: int
     """Makespan as judged by the search, the mean over perturbed steps (`gpusim.search.robust`)."""
+    events: int = 0
+    """Number of its events; 0 where they are not compared."""
     stale: int = 0
     """Number of batches of neighbours without a better one."""
-    tried: set[int] = field(default_factory=set, repr=False)
-    """Fingerprints of evaluated neighbours."""
+    tried: dict[int, int] = field(default_factory=dict, repr=False)
+    """Fingerprints of evaluated neighbours, and the fewest events with which each was evaluated."""
+
+    @property
+    def compared_ns(self) -> int:
+        """What the search minimises (`gpusim.search.events`)."""
+        return compared_ns(self.makespan_ns, self.events)
 
 
 @dataclass
@@ -65,10 +73,15 @@ class Candidates:
             np.repeat(current.variants[None, :], count, axis=0),
         )
 
-    def row(self, number: int, makespan_ns: int, stale: int = 0) -> Current:
+    @property
+    def chosen(self) -> npt.NDArray[np.int32] | None:
+        """The variants, or None if all kernels are the captured ones."""
+        return self.variants if self.variants.any() else None
+
+    def row(self, number: int, makespan_ns: int, events: int = 0, stale: int = 0) -> Current:
         """Return a copy of one schedule."""
         keys, streams, variants = self.keys[number].copy(), self.streams[number].copy(), self.variants[number].copy()
-        return Current(keys, streams, variants, makespan_ns, stale)
+        return Current(keys, streams, variants, makespan_ns, events, stale)
 
     def rows(self, numbers: Iterable[int]) -> Candidates:
         """Return some of the schedules."""

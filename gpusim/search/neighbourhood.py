@@ -7,8 +7,8 @@ one with the smallest key whose predecessors are launched). So every change give
 effect on waits are not tried, and several improving changes are also tried together. No change for the worse is
 accepted, since nearly every batch has one that costs nothing.
 
-The criterion is the mean makespan over perturbed copies of the step (`gpusim.search.robust`), evaluated only for the
-few schedules of each batch that are predicted fastest.
+The criterion is the mean makespan over perturbed copies of the step (`gpusim.search.robust`) with a time for each event
+(`gpusim.search.events`). The mean is evaluated only for the few schedules of each batch that are best as predicted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import lay_out
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.shared.base import spread_views, work_order
+from gpusim.search.events import compared_ns
 from gpusim.search.interrupt import STOPS
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
 from gpusim.search.robust import RobustEngine
@@ -41,7 +43,7 @@ BATCH = 32
 JOINED = 6
 #: Maximum number of batches drawn to fill one with untried neighbours.
 DRAWN = 3
-#: Numbers of the fastest neighbours in a batch, and of the fastest seeds, judged by the mean.
+#: Numbers of the best neighbours in a batch, and of the best seeds, judged by the mean.
 JUDGED, JUDGED_SEEDS = 4, 16
 #: Number of schedules that the search returns, and from which it continues in turn.
 KEPT = 4
@@ -57,12 +59,13 @@ REFUSED_NS = 1 << 60
 
 @dataclass(frozen=True)
 class Refined:
-    """Best schedules found, ordered by `robust_ns`, with their makespans."""
+    """Best schedules found, ordered by `robust_ns` and `events` as compared, with their makespans."""
 
     schedules: tuple[Schedule, ...]
     makespans_ns: tuple[int, ...]
     robust_ns: tuple[int, ...]
     """Mean makespans over perturbed steps (`gpusim.search.robust`)."""
+    events: tuple[int, ...]
     evaluations: int
     """Number of simulations, including those of perturbed steps."""
     interrupted: bool
@@ -103,7 +106,7 @@ def refine(
                 passed = 1.0 - (deadline - time.monotonic()) / budget_s if budget_s > 0 else 1.0
             if max(tried, passed) >= 1.0:
                 break
-            progress(max(tried, passed), search.best_ns if search.kept else 0.0)
+            progress(max(tried, passed), search.kept[0].makespan_ns if search.kept else 0.0)
             # With an evaluation limit, the choice must not depend on time.
             search.step(tried if evaluations else passed)
     except STOPS:
@@ -111,6 +114,27 @@ def refine(
         if not search.kept:
             raise
     return search.result(interrupted)
+
+
+class _Judged(NamedTuple):
+    """What candidates are judged by, one entry per schedule; refused ones are alike, whatever their events."""
+
+    makespan_ns: npt.NDArray[np.int64]
+    events: npt.NDArray[np.int64]
+
+    @classmethod
+    def by(cls, makespan_ns: npt.NDArray[np.int64], events: npt.NDArray[np.int64]) -> _Judged:
+        return cls(makespan_ns, np.where(makespan_ns < REFUSED_NS, events, 0))
+
+    @property
+    def compared_ns(self) -> npt.NDArray[np.int64]:
+        return compared_ns(self.makespan_ns, self.events)
+
+    def of(self, number: int) -> tuple[int, int]:
+        return int(self.makespan_ns[number]), int(self.events[number])
+
+    def with_more(self, more: _Judged) -> _Judged:
+        return _Judged(*(np.append(mine, others) for mine, others in zip(self, more, strict=True)))
 
 
 class _Search:
@@ -148,7 +172,7 @@ class _Search:
 
     @property
     def best_ns(self) -> float:
-        return self.kept[0].makespan_ns if self.kept else math.inf
+        return self.kept[0].compared_ns if self.kept else math.inf
 
     def start(self, seeds: Sequence[Schedule], lower_bound_ns: float = 0.0) -> None:
         """Evaluate the seeds and continue with the best distinct ones; if one meets the bound, keep only that."""
@@ -160,11 +184,12 @@ class _Search:
             if self.partitions:
                 candidates.streams[number] %= self.max_streams
             candidates.variants[number] = schedule.variants or 0
-        makespans = self._evaluate(candidates, self._orders(candidates.keys), JUDGED_SEEDS, lower_bound_ns)
-        order = np.argsort(makespans, kind="stable")
-        for number in order:
-            if len(self.current) < KEPT and all(abs(makespans[number] - c.makespan_ns) > 1 for c in self.current):
-                self.current.append(candidates.row(number, int(makespans[number])))
+        orders = self._orders(candidates.keys)
+        judged = self._evaluate(candidates, orders, self._events(orders, candidates), JUDGED_SEEDS, lower_bound_ns)
+        compared = judged.compared_ns
+        for number in np.argsort(compared, kind="stable"):
+            if len(self.current) < KEPT and all(abs(compared[number] - c.compared_ns) > 1 for c in self.current):
+                self.current.append(candidates.row(number, *judged.of(number)))
         for current in self.current:
             self._note(current)
 
@@ -176,24 +201,27 @@ class _Search:
         """
         for begin, count in NARROWED:
             if share >= begin and len(self.current) > count:
-                self.current = sorted(self.current, key=lambda c: c.makespan_ns)[:count]
+                self.current = sorted(self.current, key=_compared)[:count]
         number = self.turn % len(self.current)
         self.turn += 1
         current = self.current[number]
-        near, orders = self._untried(current)
-        makespans = self._evaluate(near, orders)
-        better = [row for row in np.argsort(makespans, kind="stable") if makespans[row] < current.makespan_ns]
+        near, orders, events = self._untried(current)
+        judged = self._evaluate(near, orders, events)
+        compared = judged.compared_ns
+        better = [row for row in np.argsort(compared, kind="stable") if compared[row] < current.compared_ns]
         more = joined(current, near, better, JOINED)
         if len(more.keys):
             near = near.with_more(more)
-            orders = np.concatenate([orders, self._orders(more.keys)])
-            makespans = np.append(makespans, self._evaluate(more, orders[len(makespans) :]))
-        best = int(np.argmin(makespans))
+            launched = self._orders(more.keys)
+            orders = np.concatenate([orders, launched])
+            judged = judged.with_more(self._evaluate(more, launched, self._events(launched, more)))
+            compared = judged.compared_ns
+        best = int(np.argmin(compared))
         current.stale += 1
-        self.stale = 0 if makespans[best] < self.best_ns else self.stale + 1
-        if makespans[best] <= current.makespan_ns:
-            stale = 0 if makespans[best] < current.makespan_ns else current.stale
-            current = near.row(best, int(makespans[best]), stale)
+        self.stale = 0 if compared[best] < self.best_ns else self.stale + 1
+        if compared[best] <= current.compared_ns:
+            stale = 0 if compared[best] < current.compared_ns else current.stale
+            current = near.row(best, *judged.of(best), stale)
             current.keys[orders[best]] = np.arange(len(current.keys))  # moves refer to positions
             self._note(current)
         if current.stale > PATIENCE and self.kept:
@@ -202,46 +230,53 @@ class _Search:
 
     def _note(self, candidate: Current) -> None:
         if candidate.makespan_ns < REFUSED_NS and all(
-            abs(candidate.makespan_ns - other.makespan_ns) > 0 for other in self.kept
+            candidate.compared_ns != other.compared_ns for other in self.kept
         ):
-            self.kept = sorted([*self.kept, candidate], key=lambda c: c.makespan_ns)[:KEPT]
+            self.kept = sorted([*self.kept, candidate], key=_compared)[:KEPT]
 
-    def _untried(self, current: Current) -> tuple[Candidates, npt.NDArray[np.int32]]:
-        """Return a batch of untried changed copies, with their launch orders.
+    def _untried(self, current: Current) -> tuple[Candidates, npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Return a batch of untried changed copies, with their launch orders and numbers of events.
 
-        If too few are found, others fill it up: the size of a batch is constant, so that evaluations come to an end.
+        One that is like an evaluated one counts as untried if it has fewer events. If too few are found, others fill
+        the batch up: its size is constant, so that evaluations come to an end.
         """
         if not current.tried:
             same = Candidates.copies(current, 1)
-            current.tried.update(self.fingerprints.of(self._orders(same.keys), same))
+            orders = self._orders(same.keys)
+            (fingerprint,), (events,) = self.fingerprints.of(orders, same), self._events(orders, same).tolist()
+            current.tried[fingerprint] = events
         drawn = self.moves.draw(current, DRAWN * BATCH)
         orders = self._orders(drawn.keys)
+        counted = self._events(orders, drawn)
         new: list[int] = []
         others: list[int] = []
-        for row, fingerprint in enumerate(self.fingerprints.of(orders, drawn)):
+        for row, (fingerprint, events) in enumerate(
+            zip(self.fingerprints.of(orders, drawn), counted.tolist(), strict=True)
+        ):
             if len(new) == BATCH:
                 break
-            if fingerprint in current.tried:
-                others.append(row)
-            else:
-                current.tried.add(fingerprint)
+            if events < current.tried.get(fingerprint, events + 1):
+                current.tried[fingerprint] = events
                 new.append(row)
+            else:
+                others.append(row)
         rows = [*new, *others][:BATCH]
-        return drawn.rows(rows), orders[rows]
+        return drawn.rows(rows), orders[rows], counted[rows]
 
     def _evaluate(
         self,
         candidates: Candidates,
         orders: npt.NDArray[np.int32],
+        events: npt.NDArray[np.int64],
         judged: int = JUDGED,
         lower_bound_ns: float = 0.0,
-    ) -> npt.NDArray[np.int64]:
-        """Return mean makespans of the fastest candidates, in ns; others, and those above the limit, get `REFUSED_NS`.
+    ) -> _Judged:
+        """Return mean makespans of the best candidates, in ns; others, and those above the limit, get `REFUSED_NS`.
 
-        If one meets the bound, makespans are those predicted, since no better choice exists.
+        If one meets the bound, makespans are those predicted, since none is faster.
         """
         limited = self.memory_limit_bytes is not None
-        variants = candidates.variants if candidates.variants.any() else None
+        variants = candidates.chosen
         results = self.engine.evaluate(orders, candidates.streams, variants, peak=limited, threads=self.threads)
         self.evaluations += len(candidates.keys)
         makespans = results.makespan_ns.copy()
@@ -249,14 +284,18 @@ class _Search:
             makespans[results.peak_bytes > self.memory_limit_bytes] = REFUSED_NS
         self.least_ns = min(self.least_ns, float(makespans.min(initial=REFUSED_NS)))
         if self.least_ns <= lower_bound_ns + 0.5:
-            return makespans
-        fastest = [row for row in np.argsort(makespans, kind="stable")[:judged] if makespans[row] < REFUSED_NS]
-        chosen = None if variants is None else variants[fastest]
+            return _Judged.by(makespans, events)
+        first = np.argsort(compared_ns(makespans, events), kind="stable")[:judged]
+        best = [row for row in first if makespans[row] < REFUSED_NS]
+        chosen = None if variants is None else variants[best]
         means = np.full(len(makespans), REFUSED_NS, np.int64)
-        if fastest:
-            means[fastest] = self.robust.mean_ns(orders[fastest], candidates.streams[fastest], chosen, self.threads)
-            self.evaluations += len(fastest) * len(self.robust.engines)
-        return means
+        if best:
+            means[best] = self.robust.mean_ns(orders[best], candidates.streams[best], chosen, self.threads)
+            self.evaluations += len(best) * len(self.robust.engines)
+        return _Judged.by(means, events)
+
+    def _events(self, orders: npt.NDArray[np.int32], candidates: Candidates) -> npt.NDArray[np.int64]:
+        return self.engine.events(orders, candidates.streams, candidates.chosen, threads=self.threads)
 
     def _orders(self, keys: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
         return orders_of(self.engine, keys, self.threads)
@@ -272,8 +311,12 @@ class _Search:
         if schedules:
             streams, chosen = (np.array([getattr(c, name) for c in self.kept]) for name in ("streams", "variants"))
             makespans = self.engine.evaluate(orders, streams, chosen, threads=self.threads).makespan_ns.tolist()
-        robust = tuple(current.makespan_ns for current in self.kept)
-        return Refined(tuple(schedules), tuple(makespans), robust, self.evaluations, interrupted)
+        robust, events = (tuple(getattr(c, name) for c in self.kept) for name in ("makespan_ns", "events"))
+        return Refined(tuple(schedules), tuple(makespans), robust, events, self.evaluations, interrupted)
+
+
+def _compared(current: Current) -> int:
+    return current.compared_ns
 
 
 def orders_of(engine: BatchEngine, keys: npt.NDArray[np.float64], threads: int | None = None) -> npt.NDArray[np.int32]:

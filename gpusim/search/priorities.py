@@ -1,9 +1,10 @@
 """Anytime local search over list schedules: priorities, stream count and minimum share of blocks.
 
 A candidate is a vector of priorities; the list scheduler (`gpusim.policies.shared.list_scheduling`) turns it into a
-legal schedule and computes its makespan. The search starts from bottom levels for every stream count, then perturbs the
-priorities of the best candidates, a few ops at a time, in batches shared by all cores. The same seed gives the same
-candidates in the same order on any number of cores, so a search limited by evaluations is reproducible everywhere.
+legal schedule and computes its makespan. Candidates are compared by makespan and events (`gpusim.search.events`). The
+search starts from bottom levels for every stream count, then perturbs the priorities of the best candidates, a few ops
+at a time, in batches shared by all cores. The same seed gives the same candidates in the same order on any number of
+cores, so a search limited by evaluations is reproducible everywhere.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpusim.engine.batch import BatchEngine
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.shared.base import work_order
 from gpusim.policies.shared.list_scheduling import MIN_SHARE, FastLists
+from gpusim.search.events import compared_ns
 from gpusim.search.interrupt import STOPS
 
 #: Minimum shares of its blocks that an op waits for, tried for every stream count.
@@ -38,11 +41,17 @@ SWITCH_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate schedule with the makespan computed by the list scheduler."""
+    """A candidate schedule with the makespan computed by the list scheduler, and its events."""
 
     schedule: Schedule
     streams: int
     makespan_ns: float
+    events: int
+
+    @property
+    def compared_ns(self) -> float:
+        """What candidates are compared by."""
+        return compared_ns(self.makespan_ns, self.events)
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ def local_search(
     The first batch is always evaluated, and time counts from its end, since compilation is not search. `progress` gets
     the used share of the budget and the best makespan so far. `threads` defaults to one per core.
     """
-    search = _Search(FastLists(graph), keep, threads, evaluations)
+    search = _Search(graph, keep, threads, evaluations)
     deadline = math.inf
     interrupted = False
     try:
@@ -108,14 +117,19 @@ class _Settings:
 @dataclass(frozen=True)
 class _Scored:
     makespan_ns: float
+    events: int
     settings: _Settings
+
+    @property
+    def compared_ns(self) -> float:
+        return compared_ns(self.makespan_ns, self.events)
 
 
 class _Search:
     """State of the search: the best candidates so far, best first, and the number of evaluations."""
 
-    def __init__(self, lists: FastLists, keep: int, threads: int | None, limit: int | None) -> None:
-        self.lists = lists
+    def __init__(self, graph: OpGraph, keep: int, threads: int | None, limit: int | None) -> None:
+        self.lists, self.engine = FastLists(graph), BatchEngine(graph)
         self.keep = keep
         self.threads = threads
         self.limit = limit
@@ -138,19 +152,20 @@ class _Search:
         """Schedule all candidates, or as many as are left, and keep the best distinct ones."""
         if self.limit is not None:
             batch = batch[: max(1, self.limit - self.evaluations)]
-        makespans = self.lists.makespans(
+        found = self.lists.schedules(
             np.array([settings.priority for settings in batch]),
             [settings.streams for settings in batch],
             [settings.share for settings in batch],
             threads=self.threads,
         )
-        for settings, makespan_ns in zip(batch, makespans.tolist(), strict=True):
+        events = self.engine.events(found.orders, found.streams, threads=self.threads)
+        for scored in map(_Scored, found.makespan_ns.tolist(), events.tolist(), batch):
             self.evaluations += 1
             self.stale += 1
-            if not self.best or makespan_ns < self.best[0].makespan_ns - 0.5:
+            if not self.best or scored.compared_ns < self.best[0].compared_ns - 0.5:
                 self.stale = 0
-            if all(abs(makespan_ns - other.makespan_ns) > 0.5 for other in self.best):
-                self.best = sorted([*self.best, _Scored(makespan_ns, settings)], key=_makespan)[: self.keep]
+            if all(abs(scored.compared_ns - other.compared_ns) > 0.5 for other in self.best):
+                self.best = sorted([*self.best, scored], key=_compared)[: self.keep]
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return the best candidates as schedules."""
@@ -158,12 +173,12 @@ class _Search:
         for scored in self.best:
             settings = scored.settings
             evaluated = self.lists.schedule(settings.streams, settings.priority, settings.share)
-            best.append(Candidate(evaluated.schedule, settings.streams, evaluated.makespan_ns))
+            best.append(Candidate(evaluated.schedule, settings.streams, evaluated.makespan_ns, scored.events))
         return tuple(best)
 
 
-def _makespan(scored: _Scored) -> float:
-    return scored.makespan_ns
+def _compared(scored: _Scored) -> float:
+    return scored.compared_ns
 
 
 def _starts(graph: OpGraph, max_streams: int) -> Iterator[list[_Settings]]:

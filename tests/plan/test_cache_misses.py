@@ -147,7 +147,7 @@ def test_tables_of_an_exploration_have_the_times_of_its_rows(graph: OpGraph) -> 
 
 def test_gain_of_variants_counts_misses(graph: OpGraph) -> None:
     schedule = POLICIES["critical_path"](graph, 4)
-    refined = Refined((schedule,), (1,), (1,), 1, False)  # the search's own time, without misses, is not used
+    refined = Refined((schedule,), (1,), (1,), (0,), 1, False)  # the search's own time, without misses, is not used
     tried = tried_variants(Evaluator(graph), refined, refined)
     assert tried.without_ns == tried.with_ns == tried.fastest_ns == Evaluator(graph).makespan_ns(schedule)
 

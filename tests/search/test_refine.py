@@ -17,12 +17,23 @@ from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph, is_legal_order
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import StepSync, works
 from gpusim.policies.registry import POLICIES
+from gpusim.search.events import EVENT_NS, compared_ns, events_of
 from gpusim.search.explore import explore
 from gpusim.search.neighbourhood import BATCH, JOINED, JUDGED, Refined, refine
 from gpusim.search.robust import OFF_FRAC, STEPS, RobustEngine
 from gpusim.search.trial import contenders
-from tests.support.helpers import build_graph, hardware_models, make_hardware, make_trace, op, traces, wide_trace
+from tests.support.helpers import (
+    build_graph,
+    hardware_models,
+    make_hardware,
+    make_trace,
+    op,
+    schedule_of,
+    traces,
+    wide_trace,
+)
 
 #: Never reached: these searches end by their number of evaluations.
 NO_TIME_PRESSURE_S = 1e6
@@ -46,6 +57,11 @@ def robust_ns(graph: OpGraph, schedules: Sequence[Schedule]) -> list[int]:
     return RobustEngine(BatchEngine(graph)).mean_ns(orders, streams, None, None).tolist()
 
 
+def events_by_replay(graph: OpGraph, schedules: Sequence[Schedule]) -> list[int]:
+    """Return the events of schedules as the rows of an exploration have them."""
+    return [events_of(graph, each, StepSync.of(graph.trace, graph.preds, {})) for each in schedules]
+
+
 def search(graph: OpGraph, streams: int, evaluations: int = 6 * BATCH, **options: Any) -> Refined:
     wanted: dict[str, Any] = {"budget_s": NO_TIME_PRESSURE_S, "seed": 0, "evaluations": evaluations}
     return refine(graph, made(graph, streams), streams, **wanted | options)
@@ -62,9 +78,14 @@ def test_result_is_legal_is_what_the_engine_says_and_is_never_worse_than_any_pol
         assert is_legal_order(schedule.order, graph.preds)
         assert max(schedule.streams) < streams
         assert simulate(graph, schedule)[0] == makespan_ns
-    assert list(found.robust_ns) == sorted(set(found.robust_ns))
     assert list(found.robust_ns) == robust_ns(graph, found.schedules)
-    assert found.robust_ns[0] <= min(robust_ns(graph, made(graph, streams)))
+    compared = list(map(compared_ns, found.robust_ns, found.events))
+    assert compared == sorted(set(compared))
+    if all(works(each) == bool(each.kernels) for each in trace.ops):
+        assert list(found.events) == events_by_replay(graph, found.schedules)
+    seeds = made(graph, streams)
+    events = BatchEngine(graph).events([each.order for each in seeds], [each.streams for each in seeds]).tolist()
+    assert compared[0] <= min(map(compared_ns, robust_ns(graph, seeds), events))
 
 
 def test_search_ends_at_once_where_a_seed_meets_the_bound() -> None:
@@ -114,6 +135,22 @@ def test_number_of_evaluations_is_kept_to_a_batch() -> None:
 
 
 # --- What schedules are judged by ---
+
+
+@pytest.mark.parametrize("held_ns", [EVENT_NS, 0])
+def test_chain_over_three_streams_comes_together_for_its_events_alone(
+    held_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two chains beside each other, one of them over three streams: its two more events cost no predicted time."""
+    steps = [op(f"{name}{number}", f"{name}{number - 1}" if number else "x") for name in "ab" for number in range(3)]
+    graph = build_graph(make_trace(steps), make_hardware(chain_ns=100))
+    spread, together = schedule_of(range(6), (0, 1, 2, 3, 3, 3)), schedule_of(range(6), (0, 0, 0, 1, 1, 1))
+    assert simulate(graph, spread) == simulate(graph, together)
+    assert events_by_replay(graph, [spread, together]) == [4, 1]
+    monkeypatch.setattr("gpusim.search.events.EVENT_NS", held_ns)
+    found = refine(graph, [spread], 4, budget_s=NO_TIME_PRESSURE_S, seed=0, evaluations=12 * BATCH)
+    assert found.makespans_ns[0] == simulate(graph, together)[0]
+    assert (found.events[0] == 1) == (held_ns > 0)
 
 
 def test_times_are_multiplied_task_by_task() -> None:

@@ -9,7 +9,7 @@ schedule again. The loop is compiled (`gpusim.engine.compiled.lists`) and runs m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,17 @@ class ListSchedule:
     """Estimated makespan; with several streams, gaps are those of a graph with branches, used or not."""
 
 
+class ListSchedules(NamedTuple):
+    """Several list schedules, one per row."""
+
+    makespan_ns: npt.NDArray[np.float64]
+    """Estimated makespans, as of `ListSchedule`."""
+    orders: npt.NDArray[np.int32]
+    """Launch orders; ops without kernels come last."""
+    streams: npt.NDArray[np.int32]
+    """Stream of each op, by op index."""
+
+
 class FastLists:
     """List scheduler of one op graph, which is encoded once; results are the same for any number of threads."""
 
@@ -63,6 +74,20 @@ class FastLists:
         """
         priorities = np.require(priorities, np.float64, ("C", "W"))
         return self._run(priorities, streams, min_shares, threads, keep=False)[0]
+
+    def schedules(
+        self,
+        priorities: npt.ArrayLike,
+        streams: npt.ArrayLike,
+        min_shares: npt.ArrayLike = MIN_SHARE,
+        *,
+        threads: int | None = None,
+    ) -> ListSchedules:
+        """Return each list schedule with its makespan; arguments as of `makespans`."""
+        priorities = np.require(priorities, np.float64, ("C", "W"))
+        makespan_ns, orders, placed = self._run(priorities, streams, min_shares, threads, keep=True)
+        views = np.flatnonzero(self._arrays.ops["rows"] == 0).astype(np.int32)
+        return ListSchedules(makespan_ns, np.hstack([orders, np.tile(views, (len(orders), 1))]), placed)
 
     def schedule(self, streams: int, priority: npt.ArrayLike, min_share: float = MIN_SHARE) -> ListSchedule:
         """Return the list schedule by descending `priority` (by op index). Raises `PlanError` for no streams."""
