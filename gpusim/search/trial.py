@@ -15,7 +15,7 @@ _OF_A_SEARCH = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """Schedules measured against each other, best prediction first."""
+    """Schedules measured against each other, as ranked by `contenders`."""
 
     rows: tuple[Row, ...]
     times_ns: tuple[int, ...]
@@ -28,10 +28,11 @@ class Trial:
 
 
 def contenders(explored: Explored, count: int | None = None) -> list[Row]:
-    """Return the best rows of each policy, and of each search and stream count; at most `count`, best prediction first.
+    """Return the best rows of each policy, and of each search and stream count, best first; at most `count`.
 
-    Makespans are distinct, rows keep the memory limit, if any, and none has memory actions. If there are more than
-    `count`, policies and each search get equal numbers, since predictions of one kind have similar errors.
+    Rows are ranked as they are compared, by predicted time and events. Makespans are distinct, rows keep the memory
+    limit, if any, and none has memory actions. If there are more than `count`, policies and each search get equal
+    numbers, since predictions of one kind have similar errors.
     """
     rows: list[Row] = []
     alike: dict[tuple[str, int], list[Row]] = {}
@@ -48,4 +49,4 @@ def contenders(explored: Explored, count: int | None = None) -> list[Row]:
 
 
 def _rank(row: Row) -> tuple[int, int]:
-    return row.makespan_ns, row.streams
+    return row.compared_ns, row.streams

@@ -176,7 +176,7 @@ def _searched(explored: Explored, kind: str) -> Iterator[tuple[str, Schedule]]:
         yield RECOMMENDED, explored.best.schedule
     elif kind == SEARCH:
         searched = (row for row in explored.rows if row.policy in SEARCHED)
-        yield SEARCH, min(searched, key=lambda row: row.makespan_ns, default=explored.best).schedule
+        yield SEARCH, min(searched, key=lambda row: row.compared_ns, default=explored.best).schedule
     elif kind == WITHOUT_VARIANTS:
         yield WITHOUT_VARIANTS, explored.best_of(SEARCH).schedule
     elif kind == VARIANTS and explored.variants is not None:
@@ -185,7 +185,7 @@ def _searched(explored: Explored, kind: str) -> Iterator[tuple[str, Schedule]]:
         for tried in explored.partitions:
             on_split = [row for row in explored.rows if row.schedule.partitions == tried.partitions]
             sms = "+".join(str(partition.sms) for partition in tried.partitions)
-            yield f"partitions {sms}", min(on_split, key=lambda row: row.makespan_ns).schedule
+            yield f"partitions {sms}", min(on_split, key=lambda row: row.compared_ns).schedule
 
 
 def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:

@@ -30,7 +30,7 @@ def neighbour_schedules(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, S
     for name, planned_on, count in zip((BY_BLOCKS, BY_POOL), (by_blocks, by_pool), counts, strict=True):
         explored = explore(planned_on, streams=recipe.streams, budget_s=recipe.budget_s, seed=recipe.seed)
         if not known:
-            planned = min((row for row in explored.rows if row.policy not in SEARCHED), key=lambda row: row.makespan_ns)
+            planned = min((row for row in explored.rows if row.policy not in SEARCHED), key=lambda row: row.compared_ns)
             for policy, row in ((planned.policy, planned), (SEARCH, explored.best_of(SEARCH))):
                 known.add(row.schedule)
                 yield policy, row.schedule

@@ -12,6 +12,7 @@ from gpusim.plan.sync import StepSync
 from gpusim.search.events import EVENT_NS, events_of
 from gpusim.search.explore import choose, explore
 from gpusim.search.explored import SEARCH_MARGIN, Row
+from gpusim.search.trial import contenders
 from tests.support.helpers import make_hardware, make_trace, op
 
 SEQUENTIAL = Row("sequential", 1, 100_000, 1.0, 0, Schedule((), ()))
@@ -41,6 +42,16 @@ def test_events_are_those_of_the_replay() -> None:
     step = StepSync.of(trace, graph.preds, {})
     assert events_of(graph, Schedule((0, 1, 2, 3), (0, 0, 1, 0)), step) == 2
     assert events_of(graph, Schedule.in_recorded_order(4), step) == 0
+
+
+def test_trial_takes_schedules_in_the_order_in_which_they_are_compared() -> None:
+    """Of two equal predictions it takes the one with fewer events."""
+    trace = make_trace([op("a"), op("b", "a"), op("c", "a"), op("d", "b c")])
+    explored = explore(OpGraph.build(trace, make_hardware()), evaluations=10)
+    few, many, even = row("wavefront", 50_000, 2), row("opara", 49_900, 4), row("nimble", 49_900, 3)
+    explored = replace(explored, rows=(SEQUENTIAL, many, few, even))
+    assert contenders(explored) == [few, even, SEQUENTIAL]
+    assert contenders(explored, 1) == [few]
 
 
 def test_schedule_that_is_passed_over_for_its_events_is_named_with_them() -> None:
