@@ -13,7 +13,7 @@ import pytest
 from gpusim.analysis.limits import Limits, limits
 from gpusim.analysis.relaxed import LIMITS
 from gpusim.formats.results import Results
-from gpusim.report.figures.comparisons import measured_figure, memory_figure, tornado_figure
+from gpusim.report.figures.comparisons import LINE, measured_figure, memory_figure, tornado_figure
 from gpusim.report.figures.explored import bounds_figure, gain_figure
 from gpusim.report.figures.limits import limits_figure, usual_top
 from gpusim.report.figures.output import PNG_TIMEOUT_S, figure_png
@@ -244,6 +244,18 @@ def test_tornado_has_the_widest_on_top_around_the_base() -> None:
     assert (list(low.base), list(low.x), list(high.x)) == ([1.0, 1.0], [pytest.approx(0.4), pytest.approx(-0.01)], [
         pytest.approx(-0.4), pytest.approx(0.01)
     ])  # fmt: skip
+
+
+def test_names_of_a_tornado_do_not_cover_each_other() -> None:
+    """Bars have one height, so each row has room for the lines of the longest name."""
+    rows = [("short", 900.0, 1100.0, 1000.0)] * 5
+    short = tornado_figure([(f"short {number}", *row[1:]) for number, row in enumerate(rows)])
+    long = tornado_figure([(f"short {number}", *row[1:]) for number, row in enumerate(rows[1:])] + [
+        (" ".join(["convolution_backward"] * 6), 900.0, 1100.0, 1000.0)
+    ])  # fmt: skip
+    lines = max(name.count("<br>") for name in long.data[0].y)
+    assert lines >= 2
+    assert long.layout.height - short.layout.height == 5 * lines * LINE
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ def tornado_figure(
     """
     ordered = sorted(rows, key=lambda row: -abs(row[2] - row[1]))
     names = {row[0]: _wrapped(row[0]) for row in ordered}
+    # Bars have one height, so the longest name decides about all: otherwise its lines cover those of its neighbours.
+    breaks = max((name.count("<br>") for name in names.values()), default=0)
     figure = go.Figure()
     for end, place, colour in (("at its low end", 1, theme.forward), ("at its high end", 2, theme.loss)):
         changes = [(row[0], row[3], float(row[place])) for row in ordered]
@@ -167,7 +169,7 @@ def tornado_figure(
         template=theme.template,
         title=heading(title, f"predicted time as each parameter goes through its range; now {bases}", theme),
         barmode="overlay",
-        height=AROUND + sum(BAR + LINE * name.count("<br>") for name in names.values()),
+        height=AROUND + len(names) * (BAR + LINE * breaks),
     )
     return figure
 

@@ -46,7 +46,7 @@ def parallel_figure(parallel: Parallel, theme: Theme = LIGHT) -> go.Figure:
         cols=1,
         row_heights=[170, height],
         vertical_spacing=110 / total,
-        subplot_titles=["Where a step's time goes, in ms", "Part of each layer on each GPU"],
+        subplot_titles=["", "Part of each layer on each GPU"],  # the legend is above the first
     )
     _add_plans(figure, parallel, theme)
     figure.add_trace(
@@ -81,7 +81,7 @@ def parallel_figure(parallel: Parallel, theme: Theme = LIGHT) -> go.Figure:
         ),
         height=total,
         barmode="stack",
-        legend={"y": 1.0},
+        legend={"y": 1.0, "traceorder": "normal"},
         margin={"l": 260},
     )
     return figure
@@ -104,6 +104,7 @@ def _add_plans(figure: go.Figure, parallel: Parallel, theme: Theme) -> None:
             row=1,
             col=1,
         )
+    figure.update_xaxes(title_text="where the time of a step goes, ms", row=1, col=1)
     figure.update_yaxes(autorange="reversed", row=1, col=1)
 
 
