@@ -191,6 +191,26 @@ def test_model_whose_forward_fails_is_one_line(tmp_path: Path) -> None:
         one_line(caught)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("torch.jit.script(torch.nn.Linear(4, 3))", "has a module of torch.jit; return the module that it was made"),
+        ("torch.nn.DataParallel(torch.nn.Linear(4, 3))", "has a module of DataParallel"),
+        ("torch.nn.Sequential(torch.nn.LazyLinear(3))", "has a lazy module"),
+        ("torch.nn.Sequential(torch.nn.LazyBatchNorm1d())", "has a lazy module"),
+    ],
+)
+def test_module_without_parameters_to_replace_is_one_line(
+    model: str, complaint: str, mode: Mode, tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(f"import torch\ndef make(batch):\n    return {model}, torch.randn(batch, 4)\n")
+    with pytest.raises(CaptureError, match=complaint) as caught:
+        load(f"{path}:make", mode)
+    one_line(caught)
+
+
 # --- Initial states that cannot be made ---
 
 

@@ -76,6 +76,7 @@ def load_step(
         network, (module, inputs, loss) = name, _from_file(Path(kind), name, batch)
     else:
         raise CaptureError(f"model '{spec}': give torchvision:NAME, timm:NAME or path/to/file.py:function")
+    _check_module(module, spec)
     module = _moved(module, device, torch_dtype(dtype)).train(mode == "train")
     inputs = pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype).to(device), inputs)
     if memory_format == "channels_last":
@@ -95,6 +96,16 @@ def load_step(
             # Recording refuses a step that depends on data, with its line, before torch's error about meta tensors.
             loss = _raising(cause)
     return ModelStep(network, module, inputs, target, loss)
+
+
+def _check_module(module: nn.Module, spec: str) -> None:
+    """Raise `CaptureError` for a module whose parameters cannot be replaced, or do not exist yet."""
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule | nn.DataParallel):
+            kind = "torch.jit" if isinstance(part, torch.jit.ScriptModule) else "DataParallel"
+            raise CaptureError(f"model '{spec}' has a module of {kind}; return the module that it was made from")
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise CaptureError(f"model '{spec}' has a lazy module, whose parameters have no shape; run it once before")
 
 
 def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
