@@ -54,8 +54,3 @@ def show_error(place: str) -> None:
     """Show the error of the control `place`, if there is one."""
     if wrong := error(place):
         st.error(view.plain(wrong), icon=":material/error:")
-
-
-def forget_error(place: str) -> None:
-    """Clear the error of the control `place`."""
-    st.session_state[f"wrong in {place}"] = ""

@@ -51,14 +51,6 @@ class OpTimes:
         times = list(accumulate(chain.from_iterable(zip(again, alone, strict=True))))
         return OpTimes(self.order, self.place, tuple(times[::2]), tuple(times[1::2]))
 
-    def first_from(self, time_ns: float) -> int:
-        """Return the place of the first op that starts at this time or later; the last place where there is none."""
-        return min(bisect.bisect_left(self.start_ns, time_ns), len(self.order) - 1)
-
-    def last_until(self, time_ns: float) -> int:
-        """Return the place of the last op that starts at this time or before; the first where there is none."""
-        return max(bisect.bisect_right(self.start_ns, time_ns) - 1, 0)
-
 
 @dataclass(frozen=True)
 class Link:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from gpusim.formats.trace import Op
 from gpusim.plan.graph import OpGraph
@@ -66,22 +65,6 @@ def largest(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
     rest = parts[count - 1 :]
     others = Part(f"{len(rest)} others", sum(p.time_ns for p in rest), sum(p.kernels for p in rest))
     return (*parts[: count - 1], others)
-
-
-def breakdown_document(times: Breakdown) -> dict[str, Any]:
-    """Return the document of a breakdown; times in ns."""
-    return {
-        "kernel_ns": times.total_ns,
-        "kernels": times.kernels,
-        **{
-            name: [{"name": part.name, "time_ns": part.time_ns, "kernels": part.kernels} for part in parts]
-            for name, parts in (
-                ("phases", times.phases),
-                ("layers", times.layers),
-                ("families", times.families),
-            )
-        },
-    }
 
 
 def _parts(graph: OpGraph, times: list[float], key: Callable[[Op], str]) -> tuple[Part, ...]:
