@@ -117,6 +117,8 @@ class Listener(TorchDispatchMode):
     tensors.
     """
 
+    supports_higher_order_operators = True  # they come to `__torch_dispatch__`
+
     def __init__(
         self,
         device: torch.device,
@@ -157,6 +159,10 @@ class Listener(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(function, torch._ops.HigherOrderOperator):
+            raise self.error(
+                f"the step calls '{function.name()}', an operator that takes functions, which a trace cannot hold"
+            )
         if args and isinstance(args[0], torch.Tensor):  # not a number
             function = _LAZY.get(function, function)
         if function.namespace == "profiler":  # torch.optim names its steps for the profiler

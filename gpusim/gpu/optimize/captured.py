@@ -127,6 +127,8 @@ def capture_bound(
         rebuilt = rebuild(step, graph, options, step.device, own=True)
         left = {id(p) for p in step.parameters().values() if p.grad is not None}
         recorded = rebuilt.recorded
+        if not any(op.writes for op in recorded.ops):
+            raise CaptureError("the step computes nothing: its operators only view tensors")
         live: dict[int, torch.Tensor] = {}
         for index, name in recorded.named.items():
             tensor, copy = graph.live[name], graph.inputs[name].tensor

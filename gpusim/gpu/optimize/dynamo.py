@@ -8,6 +8,7 @@ their memory, so a forward runs as ATen calls while an earlier one's saved tenso
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -24,7 +25,7 @@ from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import Executor
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
-from gpusim.gpu.optimize.steps import dtype_of
+from gpusim.gpu.optimize.steps import as_outside, dtype_of
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.plan.schedule import check_streams
 
@@ -56,10 +57,11 @@ def compiled(
     from torch._dynamo.backends.common import aot_autograd
 
     saved_at: dict[int, Saved] = {}
+    lock = threading.RLock()
 
     def compiler(part: Part) -> Callable[..., Any]:
         def make(graph: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-            aten_graph = AtenGraph(graph, part, wanted, executor, saved_at)
+            aten_graph = AtenGraph(graph, part, wanted, executor, saved_at, lock)
 
             def boxed(given: list[Any]) -> Any:
                 return aten_graph(given)
@@ -127,10 +129,13 @@ class AtenGraph:
         wanted: Wanted,
         executor: Executor,
         saved_at: dict[int, Saved],
+        lock: threading.RLock,
     ) -> None:
         self.graph, self.part = graph, part
-        self._saved_at = saved_at
-        """Tensors that a forward passes to its backward, by memory address: they stay in place."""
+        self._saved_at, self._lock = saved_at, lock
+        """Tensors that a forward passes to its backward, by memory address: they stay in place. The lock is for all
+        graphs of a model, which may be called from several threads.
+        """
         self._maker = StepMaker(executor, wanted, lambda _: None)
         self._static, self._returned = _of_tracing(part)
         self._variant: Variant | None = None
@@ -144,12 +149,14 @@ class AtenGraph:
         """Return the outputs as a list."""
         args = list(inputs)
         inputs.clear()
-        if self._variant is None and not self._failed:
-            self._make(args)
-        variant = self._variant
-        if variant is None or not self._fits(args) or (self._saved is not None and self._saved.in_use()):
-            return self.graph(*args)
-        return variant.run([args[place] for place in self._copied])
+        with self._lock:
+            if self._variant is None and not self._failed:
+                with as_outside():
+                    self._make(args)
+            variant = self._variant
+            if variant is not None and self._fits(args) and not (self._saved is not None and self._saved.in_use()):
+                return variant.run([args[place] for place in self._copied])
+        return self.graph(*args)
 
     def _fits(self, args: Sequence[Any]) -> bool:
         return all(args[place].data_ptr() == pointer for place, pointer in self._fixed)
@@ -158,7 +165,7 @@ class AtenGraph:
         """Optimize for these inputs; where that fails, the graph runs unchanged, with one warning."""
         places = [place for place, each in enumerate(args) if isinstance(each, torch.Tensor)]
         if len(places) != len(args):
-            self._fail("shapes are symbolic (dynamic=True), and a captured step has fixed ones")
+            self._fail("shapes are symbolic, and a captured step has fixed ones: compile with dynamic=False")
             return
         saved = {place: memory for place in places if (memory := self._saved_at.get(_memory(args[place])))}
         static = {place for place in places if place in self._static or place in saved}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from gpusim.gpu.optimize.choose import FRONTENDS, Wanted
 from gpusim.gpu.optimize.executors import Executor
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
-from gpusim.gpu.optimize.steps import Given, autocast_of, casting, fixed_copies
+from gpusim.gpu.optimize.steps import Given, as_outside, autocast_of, casting, fixed_copies
 from gpusim.gpu.optimize.variant import Variant
 
 Say = Callable[[str], None]
@@ -60,7 +59,7 @@ def optimize(
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Gain]:
         cast = autocast_of(maker.executor.device)
-        with _as_outside(), without_autocast(maker.executor.device):
+        with as_outside(), without_autocast(maker.executor.device):
             fixed = fixed_copies(args, kwargs)
             step = casting(given.step(*fixed, maker.executor.device), cast)
             inputs = [leaf for leaf in pytree.tree_leaves(fixed) if isinstance(leaf, torch.Tensor)]
@@ -76,14 +75,6 @@ def optimize(
     assert fast.gain is not None
     sys.stderr.write(f"gpusim.optimize: {fast.gain.text}\n")
     return fast
-
-
-@contextmanager
-def _as_outside() -> Iterator[None]:
-    """Leave inference mode, whose tensors cannot be changed later, but record no gradients where it did not."""
-    records = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(records):
-        yield
 
 
 def _as_it_is(given: Given, device: torch.device, problem: str, warn: Say | None) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -114,6 +114,14 @@ def dtype_of(tensors: Sequence[torch.Tensor], device: torch.device) -> Dtype:
 def autocast_of(device: torch.device) -> torch.dtype | None:
     """Return the type to which the surrounding `torch.autocast` casts, if any."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+@contextmanager
+def as_outside() -> Iterator[None]:
+    """Leave inference mode, whose tensors cannot be changed later, but record no gradients where it did not."""
+    records = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(records):
+        yield
 
 
 def casting(step: UserStep, cast: torch.dtype | None) -> UserStep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.utils.checkpoint import checkpoint
 
 from gpusim.errors import OptionError
 from gpusim.gpu.optimize import dynamo
@@ -209,3 +211,53 @@ def test_the_entry_point_names_the_backend() -> None:
     named = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
     module, _, function = named["gpusim"].partition(":")
     assert getattr(import_module(module), function) is dynamo.gpusim
+
+
+def test_in_inference_mode_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has one memory for its inputs: a second call begins when the first has its results."""
+    model = net().eval()
+    fast = torch.compile(model, backend=backend)
+    inputs = [x for x, _ in batches(40, seed=3)]
+    wrong: list[int] = []
+    run = Variant.run
+
+    def slow(self: Variant, tensors: Sequence[torch.Tensor]) -> Any:
+        inside.append(1)
+        wrong.extend([-1] * (len(inside) - 1))
+        results = run(self, tensors)
+        inside.pop()
+        return results
+
+    inside: list[int] = []
+
+    def work(first: int) -> None:
+        with torch.inference_mode():
+            for place in range(first, len(inputs), 4):
+                if not torch.allclose(fast(inputs[place]), model(inputs[place]), atol=1e-5):
+                    wrong.append(place)
+
+    with torch.inference_mode():
+        close(fast(inputs[0]), model(inputs[0]))
+    monkeypatch.setattr(Variant, "run", slow)
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_graphs_that_cannot_be_captured_say_why() -> None:
+    """One that only views, and one that draws again under a checkpoint."""
+
+    def views(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1)
+
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: F.dropout(y, 0.5).sin(), x, use_reentrant=False)
+
+    x = torch.randn(4, 6)
+    with pytest.warns(UserWarning, match="computes nothing: its operators only view tensors; the inference"):
+        assert torch.equal(torch.compile(views, backend=backend)(x), x.view(-1))
+    with pytest.warns(UserWarning, match="calls 'run_and_save_rng_state', an operator that takes functions"):
+        torch.compile(draws, backend=backend)(x.requires_grad_())
