@@ -28,7 +28,7 @@ class Snapshot:
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()
-        self._first = self._plain
+        self._unprepared = self._buffers, self._plain, self._hooks
         self._parameters = list(step.parameters().values())
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._groups = [[dict(group) for group in optimizer.param_groups] for optimizer in step.optimizers]
@@ -57,23 +57,35 @@ class Snapshot:
         dicts = (value for module in self._modules for key, value in vars(module).items() if key.endswith(_HOOKS))
         return [(hooks, dict(hooks)) for hooks in dicts if isinstance(hooks, dict)]
 
-    def after_first(self) -> None:
-        """Take the attributes that the first run leaves, as those that later runs must leave."""
-        self._first = self._attributes()
+    def keep_prepared(self) -> bool:
+        """Take the attributes, buffers and hooks of modules that the first run leaves as those to restore.
 
-    def check_attributes(self) -> None:
-        """Raise `CaptureError` where a later run has changed a plain attribute of a module.
-
-        What the first run has set, such as a note that it was the first, stays from now on, and so do its hooks.
+        Returns whether attributes or buffers are others than before: a table, say, or a note that it was the first.
         """
-        for module, before, now in zip(self._modules, self._first, self._attributes(), strict=True):
+        before = self._plain, _ids(self._buffers)
+        self._buffers = [dict(module._buffers) for module in self._modules]
+        self._plain, self._hooks = self._attributes(), self._all_hooks()
+        known = {id(tensor) for tensor, _ in self._copies}
+        made = [tensor for tensor in self._tensors() if id(tensor) not in known]
+        self._copies += [(tensor, tensor.detach().clone()) for tensor in made]
+        return before != (self._plain, _ids(self._buffers))
+
+    def forget_prepared(self) -> None:
+        """Restore what was there before the first run, instead."""
+        self._buffers, self._plain, self._hooks = self._unprepared
+
+    def check_modules(self) -> None:
+        """Raise `CaptureError` where a run after the first has changed a plain attribute or replaced a buffer."""
+        for module, buffers, before in zip(self._modules, self._buffers, self._plain, strict=True):
+            name, now = type(module).__name__, _plain(module)
+            for key, tensor in buffers.items():
+                if module._buffers.get(key) is not tensor:
+                    raise CaptureError(f"the step replaces the buffer '{key}' of {name}; change it in place instead")
             for key in before.keys() | now.keys():
                 if key not in before or key not in now or before[key] != now[key]:
                     raise CaptureError(
-                        f"the step changes the Python attribute '{key}' of {type(module).__name__}, which a captured "
-                        "step would not"
+                        f"the step changes the Python attribute '{key}' of {name}, which a captured step would not"
                     )
-        self._plain, self._hooks = self._first, self._all_hooks()
 
     def restore(self) -> None:
         """Restore everything."""
@@ -83,7 +95,9 @@ class Snapshot:
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
-            module._buffers.update(buffers)
+            if _ids([module._buffers]) != _ids([buffers]):
+                module._buffers.clear()
+                module._buffers.update(buffers)
             for key in _plain(module).keys() - plain.keys():
                 delattr(module, key)
             vars(module).update(plain)
@@ -102,11 +116,6 @@ class Snapshot:
 
     def check_objects(self) -> None:
         """Raise `CaptureError` where Python objects have changed: a graph on the GPU changes none."""
-        for module, buffers in zip(self._modules, self._buffers, strict=True):
-            for key, tensor in buffers.items():
-                if module._buffers.get(key) is not tensor:
-                    name = type(module).__name__
-                    raise CaptureError(f"the step replaces the buffer '{key}' of {name}; change it in place instead")
         for optimizer, groups in zip(self.step.optimizers, self._groups, strict=True):
             for group, before in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in before.items():
@@ -118,6 +127,10 @@ class Snapshot:
         changed = self._python.changed()
         if changed is not None:
             raise CaptureError(f"the step changes the Python value '{changed}', which a captured step would not")
+
+
+def _ids(buffers: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
+    return [{key: id(tensor) for key, tensor in each.items()} for each in buffers]
 
 
 def _plain(module: torch.nn.Module) -> dict[str, Any]:

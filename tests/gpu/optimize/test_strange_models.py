@@ -40,6 +40,55 @@ class PreparesAndCounts(Prepares):
         return super().forward(x)
 
 
+class PreparesByData(Net):
+    """Sets weights by the first batch, as activation norms do; and a note, which must not stay without these."""
+
+    is_ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_ready:
+            self.is_ready = True
+            with torch.no_grad():
+                self.left.bias.copy_(-self.left(x).mean(0))
+        return super().forward(x)
+
+
+class KeepsTable(Net):
+    """Makes a buffer anew where the shape is another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.table) != len(x):
+            self.table = torch.arange(float(len(x)))
+        return super().forward(x) * self.table[:, None]
+
+
+def test_a_first_call_that_computes_something_else_is_refused_and_left_to_the_user() -> None:
+    torch.manual_seed(0)
+    model = PreparesByData().eval()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="computes something else than later ones: call it once before"):
+        assert fast(model, X) is model
+    assert not model.is_ready
+    same_states(model.state_dict(), before)
+    model(X)
+    assert isinstance(fast(model, X), OptimizedStep)
+
+
+def test_a_buffer_that_the_first_call_replaces_stays() -> None:
+    torch.manual_seed(0)
+    model = KeepsTable().eval()
+    step = fast(model, X)
+    assert isinstance(step, OptimizedStep)
+    assert len(model.table) == 4
+    with torch.no_grad():
+        for x in (X, X[:3], X):
+            close(step(x), model(x))
+
+
 @pytest.mark.filterwarnings("ignore:gpusim.optimize. the step changes the Python attribute 'calls'")
 @pytest.mark.parametrize("kind", [Prepares, PreparesAndCounts])
 def test_what_a_first_call_prepares_is_prepared_once(kind: type[Prepares]) -> None:
