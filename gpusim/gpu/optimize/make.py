@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 
 from gpusim.engine.compiled.warm import compiling_ahead, warm_up
-from gpusim.errors import CaptureError, GpusimError, ReplayError, StepError
-from gpusim.formats.trace import Dtype, Mode, Trace
+from gpusim.errors import CaptureError, ReplayError
+from gpusim.formats.trace import Mode, Trace
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.inductor.kernels import start_compiling
@@ -24,6 +24,7 @@ from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import MIXED, Captured, capture_bound
 from gpusim.gpu.optimize.check import Checked, Checker
 from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
+from gpusim.gpu.optimize.eager_step import timed_eager
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
 from gpusim.gpu.optimize.garbage import quick_collections
@@ -33,11 +34,8 @@ from gpusim.gpu.optimize.memory import prepare_memory
 from gpusim.gpu.optimize.mix import CHOICE_S, Profiled, best_mix
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.progress import Progress
-from gpusim.gpu.optimize.python_state import ModuleState, host_draws
-from gpusim.gpu.optimize.snapshot import Snapshot, put_back
+from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
-from gpusim.gpu.optimize.verify import apart, results_of_step
-from gpusim.gpu.replay.compare import VARIANT_TOLERANCE
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
@@ -93,7 +91,7 @@ class StepMaker:
         if self.wanted.inductor:
             start_compiling(self.executor.device)
         roots = (*roots, *Hooks(step).functions())
-        eager_ns = self._timed_eager(step, roots, options.dtype)
+        eager_ns = timed_eager(step, roots, options.dtype, self.executor.time_call_ns, self.say)
         rates = LearningRates(step.optimizers, self.executor.device)
         self.say("recording its operators")
         with self.say.stage("recording"), put_back(step, roots):
@@ -146,40 +144,6 @@ class StepMaker:
         return self._gained(
             verified, eager_ns, front.sequential.time_ns, front.sequential.predicted_ns, decided_by, without
         )
-
-    def _timed_eager(self, step: UserStep, roots: Sequence[Any], dtype: Dtype) -> int:
-        """Return the time of the user's own step in ns. Raises `CaptureError` where it does what a captured one cannot,
-        and `StepError` where it fails.
-        """
-        modules = [m for module in step.modules.values() for m in module.modules()]
-        with self.say.stage("eager"), put_back(step, roots) as snapshot:
-            self.say("timing the eager step")
-            untouched = ModuleState(modules)
-            try:
-                returned = step.run()
-            except (torch.cuda.OutOfMemoryError, GpusimError):
-                raise
-            except Exception as cause:  # any error of the user's code
-                problem = (str(cause) or type(cause).__name__).splitlines()[0]
-                raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
-            try:
-                snapshot.check_objects()
-                if snapshot.keep_prepared() or untouched.changed() is not None:
-                    _check_first(step, snapshot, returned, dtype)
-                after_first = ModuleState(modules)
-                drawn = host_draws(step.device)
-                eager_ns = self.executor.time_call_ns(step.run)
-                if host_draws(step.device) != drawn:
-                    raise CaptureError("the step draws random numbers on the host, which a captured step would not")
-                snapshot.check_modules()
-                changed = after_first.changed()
-                if changed is not None:
-                    raise CaptureError(f"the step changes '{changed}', which a captured step would not")
-            except CaptureError:
-                untouched.restore()
-                snapshot.forget_prepared()
-                raise
-        return eager_ns
 
     def _found_before(
         self,
@@ -405,19 +369,6 @@ class StepMaker:
         )
         self.say(self.say.text)
         return verified.variant, gain
-
-
-def _check_first(step: UserStep, snapshot: Snapshot, returned: Any, dtype: Dtype) -> None:
-    """Raise `CaptureError` where the step computes something else now that its first run has prepared something.
-
-    Where that is a table or a note, it computes the same.
-    """
-    first = results_of_step(step, returned)
-    snapshot.restore()
-    again = results_of_step(step, step.run())
-    snapshot.check_modules()  # what changes each time is named first
-    if first.keys() != again.keys() or not apart(again, first, {}, {})[0] <= VARIANT_TOLERANCE[dtype]:
-        raise CaptureError("the first call of the step computes something else than later ones: call it once before")
 
 
 def _promising(profiled: Sequence[Profiled]) -> list[Profiled]:

@@ -1,0 +1,68 @@
+"""The user's own step, run several times: its time, and whether a captured one would do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gpusim.errors import CaptureError, GpusimError, StepError
+from gpusim.formats.trace import Dtype
+from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.optimize.progress import Progress
+from gpusim.gpu.optimize.python_state import ModuleState, host_draws
+from gpusim.gpu.optimize.snapshot import Snapshot, put_back
+from gpusim.gpu.optimize.verify import apart, results_of_step
+from gpusim.gpu.replay.compare import VARIANT_TOLERANCE
+
+
+def timed_eager(
+    step: UserStep, roots: Sequence[Any], dtype: Dtype, time_ns: Callable[[Callable[[], object]], int], say: Progress
+) -> int:
+    """Return the time of the user's own step in ns, by `time_ns`.
+
+    Raises `CaptureError` where it does what a captured one cannot, and `StepError` where it fails.
+    """
+    modules = [m for module in step.modules.values() for m in module.modules()]
+    with say.stage("eager"), put_back(step, roots) as snapshot:
+        say("timing the eager step")
+        untouched = ModuleState(modules)
+        try:
+            returned = step.run()
+        except (torch.cuda.OutOfMemoryError, GpusimError):
+            raise
+        except Exception as cause:  # any error of the user's code
+            problem = (str(cause) or type(cause).__name__).splitlines()[0]
+            raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
+        try:
+            snapshot.check_objects()
+            if snapshot.keep_prepared() or untouched.changed() is not None:
+                _check_first(step, snapshot, returned, dtype)
+            after_first = ModuleState(modules)
+            drawn = host_draws(step.device)
+            eager_ns = time_ns(step.run)
+            if host_draws(step.device) != drawn:
+                raise CaptureError("the step draws random numbers on the host, which a captured step would not")
+            snapshot.check_modules()
+            changed = after_first.changed()
+            if changed is not None:
+                raise CaptureError(f"the step changes '{changed}', which a captured step would not")
+        except CaptureError:
+            untouched.restore()
+            snapshot.forget_prepared()
+            raise
+    return eager_ns
+
+
+def _check_first(step: UserStep, snapshot: Snapshot, returned: Any, dtype: Dtype) -> None:
+    """Raise `CaptureError` where the step computes something else now that its first run has prepared something.
+
+    Where that is a table or a note, it computes the same.
+    """
+    first = results_of_step(step, returned)
+    snapshot.restore()
+    again = results_of_step(step, step.run())
+    snapshot.check_modules()  # what changes each time is named first
+    if first.keys() != again.keys() or not apart(again, first, {}, {})[0] <= VARIANT_TOLERANCE[dtype]:
+        raise CaptureError("the first call of the step computes something else than later ones: call it once before")
