@@ -10,7 +10,7 @@ import html
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-from gpusim.text import shortened, visible
+from gpusim.text import MESSAGE_CHARACTERS, shortened, visible
 
 #: Maximum length of the `repr` of a public value, and of a name in it.
 REPR_CHARACTERS: Final = 200
@@ -67,7 +67,9 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
     body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in listed[:MOST_ROWS])
     if len(listed) > MOST_ROWS:
         body += f'<tr><td colspan="{max(1, len(header))}">{len(listed) - MOST_ROWS:,} more</td></tr>'
-    return f"<p><strong>{_cell(title)}</strong></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    # A title may be a sentence, whose end is a warning, so it is cut where messages are.
+    heading = html.escape(shortened(visible(title), MESSAGE_CHARACTERS))
+    return f"<p><strong>{heading}</strong></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(value: object) -> str:

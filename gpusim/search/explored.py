@@ -189,7 +189,7 @@ class Explored:
             (row.label, format_ns(row.time_ns), "measured" if row.measured else "predicted", row.advice)
             for row in self.verdict.rows
         ]
-        title = f"{self.trace.name} on {self.hardware.label}: {self.verdict.sentence}"
+        title = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}: {self.verdict.sentence}"
         return html_table(title, ("way", "time", "", "advice"), rows)
 
 

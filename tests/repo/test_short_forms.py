@@ -18,6 +18,7 @@ from gpusim.errors import GpusimError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
 from gpusim.formats.trace import Trace
+from gpusim.text import visible
 from gpusim.trace.store import load_trace
 from tests.io.test_text import is_clean
 from tests.report.test_measured import measurement_of
@@ -107,6 +108,15 @@ def test_every_value_is_short_in_a_terminal_and_a_table_in_a_notebook(values: li
 def test_names_from_files_are_text_in_notebooks(values: list[Any]) -> None:
     step = values[0]
     assert html.escape(step.trace.model.network[:20]) in step._repr_html_()
+
+
+def test_a_verdict_is_whole_in_a_notebook(values: list[Any]) -> None:
+    """Its last sentence may be a warning, so no long name and no length of its own hides it."""
+    best = values[3]
+    whole = html.escape(visible(best.verdict.sentence))
+    assert len(best.verdict.sentence) > 200
+    assert f"{whole}</strong>" in best._repr_html_()
+    assert f"<strong>{whole}</strong>" in best.verdict._repr_html_()
 
 
 def inside(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
