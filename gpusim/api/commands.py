@@ -15,6 +15,7 @@ from gpusim.formats.hardware import HardwareModel, bundled_hardware, load_hardwa
 from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode
 from gpusim.step import Step, load
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
+from gpusim.units import counted
 
 if TYPE_CHECKING:
     from gpusim.analysis.engine_benchmark import Bench
@@ -210,7 +211,7 @@ def write_side_by_side(
         from gpusim.gpu.measured_timeline import measured_events
     simulated = simulate(step, schedule)
     events = measured_events(step.graph, schedule, seed, trust_code)
-    title = f"{schedule.policy}, {schedule.stream_count} streams"
+    title = f"{schedule.policy}, {counted(schedule.stream_count, 'stream')}"
     runs = [
         run_from_timeline(simulated.recorded, simulated.ran.trace, f"simulated: {title}", step.hardware),
         run_from_kineto(events, f"measured (profiled replay): {title}"),

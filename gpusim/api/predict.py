@@ -39,7 +39,7 @@ from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.hardware import bundled_hardware
 from gpusim.step import as_step
 from gpusim.trace.store import bundled_traces
-from gpusim.units import format_bytes
+from gpusim.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from gpusim.analysis.explain import Explained
@@ -330,7 +330,7 @@ def write_perfetto(simulated: Simulated, path: str | Path) -> None:
     from gpusim.report.perfetto import run_from_timeline
     from gpusim.report.perfetto import write_perfetto as write
 
-    title = f"simulated: {simulated.policy}, {simulated.streams} streams"
+    title = f"simulated: {simulated.policy}, {counted(simulated.streams, 'stream')}"
     write(
         file_path("path", path),
         [run_from_timeline(simulated.recorded, simulated.ran.trace, title, simulated.graph.hardware)],

@@ -28,6 +28,7 @@ from gpusim.cli.sizes import size_option
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_ENGINE, DEFAULT_STREAMS, MAX_EVALUATIONS
 from gpusim.errors import OptionError
 from gpusim.text import short_value
+from gpusim.units import counted
 
 if TYPE_CHECKING:
     from gpusim import Simulated, Step
@@ -190,7 +191,7 @@ def simulate(
         simulated = gpusim.simulate(
             step, schedule, streams=most_streams, launch=launch, engine=engine_name, progress=report
         )
-    title = f"simulated: {simulated.policy}, {simulated.streams} streams"
+    title = f"simulated: {simulated.policy}, {counted(simulated.streams, 'stream')}"
     if target is not None:
         gpusim.write_perfetto(simulated, target)
     if figures:

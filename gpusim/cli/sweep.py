@@ -15,6 +15,7 @@ from gpusim.cli.common import check_output, json_option, print_json, tell
 from gpusim.errors import OptionError, WorkerError
 from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.text import short_value, visible
+from gpusim.units import counted
 
 if TYPE_CHECKING:
     from gpusim.api.sweeps import Sweep
@@ -184,7 +185,7 @@ def _run_document(swept: Swept, target: Path, workers: str) -> dict[str, Any]:
 
 
 def _run_line(swept: Swept, workers: str) -> str:
-    text = f"{swept.total} points: {swept.computed} computed in {swept.seconds:.1f} s by {workers}"
+    text = f"{counted(swept.total, 'point')}: {swept.computed} computed in {swept.seconds:.1f} s by {workers}"
     if swept.computed:
         text += f" ({swept.points_per_s:.1f} points/s)"
     if swept.before:

@@ -11,6 +11,7 @@ from gpusim.cli.common import hardware_option, json_option, launch_option, load_
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
+from gpusim.units import counted, format_bytes, format_times_ns
 
 if TYPE_CHECKING:
     from gpusim import Simulated, Step
@@ -58,7 +59,6 @@ def whatif(
 ) -> None:
     """Predict TRACE with other SMs, bandwidth, costs or a faster op; --html draws the sensitivities."""
     import gpusim
-    from gpusim.units import format_bytes, format_times_ns
 
     figures = check_figures(html_file, png_file)
     step = load_step(trace, hardware)
@@ -94,7 +94,7 @@ def whatif(
         )
         return
     launched = launch if launch == DEFAULT_LAUNCH else f"{launch}, the baseline by {DEFAULT_LAUNCH}"
-    tell(f"{step.name}: {policy}, {result.streams} streams, launched by {launched}")
+    tell(f"{step.name}: {policy}, {counted(result.streams, 'stream')}, launched by {launched}")
     before, after = format_times_ns((baseline.makespan_ns, result.makespan_ns))
     tell(f"  baseline  {before} on {step.hardware.label}")
     more = result.makespan_ns / baseline.makespan_ns - 1
@@ -168,7 +168,7 @@ def _draw(kind: str, step: Step, policy: str, streams: int) -> Any:
     if kind == "breakdown":
         return breakdown_figure(breakdown(step.graph), title)
     alone, run = gpusim.simulate(step, "sequential", streams=1), gpusim.simulate(step, policy, streams=streams)
-    named = [("sequential", alone.timeline), (f"{policy}, {run.streams} streams", run.timeline)]
+    named = [("sequential", alone.timeline), (f"{policy}, {counted(run.streams, 'stream')}", run.timeline)]
     return memory_figure(named if policy != "sequential" else named[:1], title=f"Memory over time: {title}")
 
 

@@ -27,6 +27,7 @@ from gpusim.importers.ops import grouped
 from gpusim.importers.steps import Step
 from gpusim.io import file_limits
 from gpusim.text import shortened
+from gpusim.units import clause
 from gpusim.version import code_version
 
 #: Longest kernel name that is kept.
@@ -148,7 +149,8 @@ def _shown(
 def _notes(source: ImportedFrom, again: Resimulation | None, odd: Sequence[int]) -> list[Finding]:
     notes = []
     if odd:
-        text = f"{len(odd)} kernels have an impossible launch size, such as record {odd[0]} of the step: left out"
+        kernels = clause(len(odd), "kernel", "has", "have")
+        text = f"{kernels} an impossible launch size, such as record {odd[0]} of the step: the sizes are left out"
         notes.append(Finding("odd-launches", text))
     error = source.resimulated_ns / source.observed_ns - 1 if again is not None and source.observed_ns else 0.0
     if again is not None and abs(error) > MAX_ERROR:

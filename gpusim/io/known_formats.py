@@ -80,7 +80,7 @@ _ENDS: Final = {
     ".onnx": ("an ONNX model", f"it has no measured kernels; {_CAPTURE}"),
     ".et": ("a Chakra execution trace", _IMPORT),
     ".py": ("a Python file", "`gpusim capture FILE:FUNCTION` captures a step of its model"),
-    ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep --spec` sweeps"),
+    ".toml": ("a TOML file", "`gpusim validate` takes recipes, `gpusim sweep FILE` sweeps"),
 }
 _KINETO = "a trace of torch.profiler (Kineto)"
 #: A name in the pickle of `torch.cuda.memory._dump_snapshot`, which is at its beginning.

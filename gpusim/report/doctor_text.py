@@ -10,7 +10,7 @@ from gpusim.importers.build import Imported
 from gpusim.importers.doctor import Report
 from gpusim.importers.model import Finding
 from gpusim.text import shortened
-from gpusim.units import format_ns
+from gpusim.units import counted, format_ns
 
 
 def doctor_lines(report: Report, file: str) -> Iterator[str]:
@@ -18,7 +18,7 @@ def doctor_lines(report: Report, file: str) -> Iterator[str]:
     yield f"{file}: {report.what}, by {report.writer}"
     gpus = [name if count == 1 else f"{count} x {name}" for name, count in Counter(report.gpus).items()]
     yield f"  GPU           {shortened(', '.join(gpus)) or 'none'}"
-    yield f"  kernels       {report.kernels} on {_many(report.streams, 'stream')}"
+    yield f"  kernels       {report.kernels} on {counted(report.streams, 'stream')}"
     yield f"  steps         {report.steps or 'none marked'}"
     yield f"  busy          {format_ns(report.busy_ns)}; two or more kernels ran in {report.concurrent_frac:.1%} of it"
     yield f"  dependencies  {report.dependency_quality}"
@@ -34,7 +34,7 @@ def imported_lines(imported: Imported) -> Iterator[str]:
     source = imported.source
     kernels = sum(kernel.kind == "kernel" for op in imported.trace.ops for kernel in op.kernels)
     gpu = imported.trace.provenance.gpu.name
-    yield f"{', '.join(source.files)}: {kernels} kernels on {_many(source.streams, 'stream')} of {gpu}"
+    yield f"{', '.join(source.files)}: {counted(kernels, 'kernel')} on {counted(source.streams, 'stream')} of {gpu}"
     yield f"  dependencies  {source.dependency_quality}"
     yield from _step_lines(imported)
     yield from finding_lines(imported.findings)
@@ -78,7 +78,3 @@ def finding_lines(findings: tuple[Finding, ...] | list[Finding]) -> Iterator[str
         yield f"{number}. {finding.code}: {finding.text}"
         if finding.action:
             yield f"   -> {finding.action}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

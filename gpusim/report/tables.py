@@ -19,7 +19,7 @@ from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explored import Explored
 from gpusim.search.verdict import best_way
 from gpusim.text import visible
-from gpusim.units import GIB, format_bytes, format_ns, format_times_ns
+from gpusim.units import GIB, counted, format_bytes, format_ns, format_times_ns
 
 
 def explored_document(explored: Explored) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     out.print(
         styled(
             (visible(explored.trace.name), "bold"),
-            f": {visible(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, {len(explored.trace.ops)} "
-            f"ops, {kernels} kernels; hardware ",
+            f": {visible(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, "
+            f"{counted(len(explored.trace.ops), 'op')}, {counted(kernels, 'kernel')}; hardware ",
             (visible(explored.hardware.label), "bold"),
             "\n",
         )
@@ -194,7 +194,7 @@ def print_simulated(document: Mapping[str, Any]) -> None:
     predicted, sequential = format_times_ns((document["makespan_ns"], document["sequential_ns"]))
     out.print(
         styled((visible(document["trace"]), "bold")),
-        f"on {visible(document['hardware'])}: {visible(document['policy'])}, {document['streams']} streams, "
+        f"on {visible(document['hardware'])}: {visible(document['policy'])}, {counted(document['streams'], 'stream')}, "
         f"launched by {document['launch']}\n"
         f"  predicted   {predicted}\n"
         f"  sequential  {sequential}  (speed-up {document['speedup']:.2f}x)\n"
@@ -259,15 +259,15 @@ def print_captured(document: Mapping[str, Any]) -> None:
         out.print(
             styled((visible(document["trace"]), "bold")),
             f"written to {visible(document['file'])}\n"
-            f"  {document['ops']} ops, {format_ns(document['kernel_ns'])} of kernel time, estimated from "
+            f"  {counted(document['ops'], 'op')}, {format_ns(document['kernel_ns'])} of kernel time, estimated from "
             f"{visible(document['estimated'])}; nothing ran on a GPU",
         )
         return
     out.print(
         styled((visible(document["trace"]), "bold")),
         f"written to {visible(document['file'])}\n"
-        f"  {document['ops']} ops, {document['kernels']} kernels, {format_ns(document['kernel_ns'])} of kernel time, "
-        f"{document['attributed_frac']:.2%} tied to an op\n"
+        f"  {counted(document['ops'], 'op')}, {counted(document['kernels'], 'kernel')}, "
+        f"{format_ns(document['kernel_ns'])} of kernel time, {document['attributed_frac']:.2%} tied to an op\n"
         f"  eager step        {_timing(document['eager'])}\n"
         f"  sequential graph  {_timing(document['graph'])}\n"
         f"  rebuilt step against the model: output {document['output_error']:.2g}, "
@@ -299,7 +299,8 @@ def print_measurement(measurement: Measurement, trace: Trace) -> None:
     verdict = ("equal", "green") if outputs.equal else ("DIFFERENT", "red")
     text = styled(
         (visible(measurement.trace), "bold"),
-        f": {visible(measurement.policy)}, {measurement.streams} streams, {measurement.events} events{eager}\n"
+        f": {visible(measurement.policy)}, {counted(measurement.streams, 'stream')}, "
+        f"{counted(measurement.events, 'event')}{eager}\n"
         f"  sequential graph  {_timing(measurement.sequential)}  predicted {predicted_alone} "
         f"({measurement.sequential_error:+.1%})\n"
         f"  schedule          {_timing(measurement.schedule)}  predicted {predicted} "

@@ -10,7 +10,7 @@ from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
 from gpusim.search.trial import Trial
 from gpusim.text import visible
-from gpusim.units import format_ns
+from gpusim.units import counted, format_ns
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def print_trial(trial: Trial, trace: Trace) -> None:
     out.print(
         styled(
             ("\nMeasured.", "bold"),
-            f" {visible(measurement.policy)}, {measurement.streams} streams: "
+            f" {visible(measurement.policy)}, {counted(measurement.streams, 'stream')}: "
             f"{format_ns(measurement.schedule.median_ns)}, {text}, outputs equal{kept}",
         )
     )
