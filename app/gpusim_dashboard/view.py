@@ -47,6 +47,8 @@ APART = ":small[]"
 #: Most characters of a name in a download's file name.
 MOST_OF_NAME = 100
 CLEAR = "rgba(0,0,0,0)"
+#: Plotly's dashes as characters: lines of one colour differ by them alone.
+DASHES = {"dot": "┈", "dash": "╌"}
 #: Plotly's marker symbols as characters.
 SHAPES = {
     "circle": "●",
@@ -202,7 +204,7 @@ def _title_of(figure: Any) -> tuple[str, str]:
 
 
 def legend_of(figure: Any) -> list[tuple[str, str] | tuple[str, str, str]]:
-    """The entries of a figure's legend if it has several: name, colour, and shape of points."""
+    """The entries of a figure's legend if it has several: name, colour, and shape of points or of a broken line."""
     if figure.layout.showlegend is False:
         return []
     entries: dict[str, tuple[str, str] | tuple[str, str, str]] = {}
@@ -211,7 +213,7 @@ def legend_of(figure: Any) -> list[tuple[str, str] | tuple[str, str, str]]:
         colour = getattr(marker, "color", None) or getattr(line, "color", None)
         if trace.name and trace.showlegend is not False and isinstance(colour, str):
             name = unescape(trace.name)
-            shape = SHAPES.get(str(getattr(marker, "symbol", "")))
+            shape = SHAPES.get(str(getattr(marker, "symbol", ""))) or DASHES.get(str(getattr(line, "dash", "")))
             entries.setdefault(name, (name, colour, shape) if shape else (name, colour))
     return list(entries.values()) if len(entries) > 1 else []
 

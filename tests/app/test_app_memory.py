@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import plotly.graph_objects as go
 import pytest
 
 from gpusim.formats.hardware import load_hardware
@@ -60,3 +61,12 @@ def test_every_shape_of_a_figures_points_is_in_the_legend_as_itself() -> None:
 
     assert set(SYMBOLS) == set(SHAPES)
     assert len(set(SHAPES.values())) == len(SHAPES)
+
+
+def test_lines_of_one_colour_differ_in_the_legend() -> None:
+    from gpusim_dashboard.view import legend_of
+
+    figure = go.Figure(
+        [go.Scatter(name=dash, line={"color": "grey", "dash": dash}) for dash in ("solid", "dot", "dash")]
+    )
+    assert len({tuple(entry[1:]) for entry in legend_of(figure)}) == 3
