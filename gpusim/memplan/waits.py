@@ -87,6 +87,8 @@ class _Queued:
     def __post_init__(self) -> None:
         self.known = [[0] * self.queues for _ in range(self.queues)]
         """Instructions of each queue that each queue knows to have ended."""
+        self.latest = [-1] * self.queues
+        """Scratch space of `wait_for`."""
         self.ended: list[list[int]] = []
         """What is known at the end of each instruction."""
         self.at: list[int] = []
@@ -182,8 +184,7 @@ class _Queued:
         """Add an instruction to a queue, with the waits that its queue does not know to have ended."""
         befores, known = tuple(waits), self.known[queue]
         needed = [0] * len(befores)
-        numbers = range(place)
-        clocks = (self.queue, self.ended, self.at, numbers)
+        clocks = (self.queue, self.ended, self.at, range(place), self.latest)
         count = wait_for(known, befores, 0, len(befores), *clocks, needed, 0)
         known[queue] += 1
         self.queue.append(queue)

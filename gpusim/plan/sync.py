@@ -100,9 +100,9 @@ class _Waited:
         order = [op for op in order if step.works[op]]
         known = [[0] * n_streams for _ in range(n_streams)]
         ended = [[0] * n_streams if working else [] for working in step.works]
-        place, launched, last = [0] * ops, [0] * ops, [-1] * n_streams
+        place, launched, latest, last = [0] * ops, [0] * ops, [-1] * n_streams, [-1] * n_streams
         waits, first_wait = [0] * (len(step.preds) + n_streams), [0] * (len(order) + 1)
-        clocks = (known, ended, place, launched, last)
+        clocks = (known, ended, place, launched, latest, last)
         count = find_waits(order, streams, 0, step.first_pred, step.preds, *clocks, first_wait, waits)
         return cls(order, waits[:count], first_wait, ended, place)
 

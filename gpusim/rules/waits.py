@@ -22,6 +22,7 @@ def find_waits(
     ended: Any,
     place: Any,
     launched: Any,
+    latest: Any,
     last: Any,
     first_wait: Any,
     waits: Any,
@@ -33,16 +34,15 @@ def find_waits(
     launched before.
 
     By op: `ended` has what is known at its end, `place` its number in its stream, from 1, `launched` its position. By
-    stream: `known` has what it knows, zero at first, `last` its last op, -1 at first.
+    stream: `known` has what it knows, zero at first, `last` its last op and `latest` scratch space, -1 at first.
     """
     count = 0
     for position in range(len(order)):
         op = order[position]
         stream = streams[op]
         first_wait[position] = count
-        count = wait_for(
-            known[stream], preds, first_pred[op], first_pred[op + 1], streams, ended, place, launched, waits, count
-        )
+        begin, end = first_pred[op], first_pred[op + 1]
+        count = wait_for(known[stream], preds, begin, end, streams, ended, place, launched, latest, waits, count)
         known[stream][stream] += 1
         place[op] = known[stream][stream]
         launched[op] = position
@@ -50,7 +50,7 @@ def find_waits(
         for other in range(len(known)):
             ended[op][other] = known[stream][other]
     first_wait[len(order)] = count
-    return wait_for(known[joining], last, 0, len(last), streams, ended, place, launched, waits, count)
+    return wait_for(known[joining], last, 0, len(last), streams, ended, place, launched, latest, waits, count)
 
 
 def wait_for(
@@ -62,23 +62,35 @@ def wait_for(
     ended: Any,
     place: Any,
     launched: Any,
+    latest: Any,
     waits: Any,
     count: int,
 ) -> int:
     """Append to `waits`, which has `count` ops, those of `befores[first:end]` that a stream needs to wait for.
 
-    Returns the new count. `known` is what the stream knows, before and after; a negative op is none.
+    Returns the new count. `known` is what the stream knows, before and after; a negative op is none. `latest` is
+    scratch space by stream, -1 before and after.
     """
-    while True:
-        latest = -1
-        for index in range(first, end):
-            before = befores[index]
-            needed = before >= 0 and known[streams[before]] < place[before]
-            if needed and (latest < 0 or launched[latest] < launched[before]):
-                latest = before
-        if latest < 0:
-            return count
-        waits[count] = latest
-        count += 1
-        for other in range(len(known)):
-            known[other] = max(known[other], ended[latest][other])
+    left = 0
+    for index in range(first, end):
+        before = befores[index]
+        if before >= 0 and known[streams[before]] < place[before]:
+            stream = streams[before]
+            if latest[stream] < 0:
+                left += 1
+            if latest[stream] < 0 or launched[latest[stream]] < launched[before]:
+                latest[stream] = before
+    while left > 0:
+        left -= 1
+        last = -1
+        for stream in range(len(latest)):
+            before = latest[stream]
+            if before >= 0 and (last < 0 or launched[last] < launched[before]):
+                last = before
+        latest[streams[last]] = -1
+        if known[streams[last]] < place[last]:
+            waits[count] = last
+            count += 1
+            for stream in range(len(known)):
+                known[stream] = max(known[stream], ended[last][stream])
+    return count

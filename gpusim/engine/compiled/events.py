@@ -30,6 +30,7 @@ class EventsRoom(NamedTuple):
     ended: Indices
     place: Indices
     launched: Indices
+    latest: Indices
     last: Indices
     first_wait: Indices
     waits: Indices
@@ -37,8 +38,10 @@ class EventsRoom(NamedTuple):
     @classmethod
     def of_size(cls, ops: int, preds: int, streams: int) -> EventsRoom:
         """Return the state for schedules of `ops` ops with `preds` predecessors on up to `streams` streams."""
-        shapes = (*((ops,) for _ in range(6)), (streams, streams), (ops, streams), (ops,), (ops,))
-        return cls(*(np.zeros(shape, np.int32) for shape in (*shapes, (streams,), (ops + 1,), (preds + streams,))))
+        by_op, by_stream = (ops,), (streams,)
+        tables = ((streams, streams), (ops, streams))
+        shapes = (*(by_op,) * 6, *tables, by_op, by_op, by_stream, by_stream, (ops + 1,), (preds + streams,))
+        return cls(*(np.zeros(shape, np.int32) for shape in shapes))
 
 
 @entry
@@ -81,7 +84,7 @@ def count_events(
                     count += 1
                     member = int64(room.next_member[member])
         for stream in range(len(room.known)):
-            room.last[stream] = -1
+            room.last[stream] = room.latest[stream] = -1
             for other in range(len(room.known)):
                 room.known[stream, other] = 0
         for op in range(len(ops)):
@@ -99,6 +102,7 @@ def count_events(
             room.ended,
             room.place,
             room.launched,
+            room.latest,
             room.last,
             room.first_wait,
             room.waits,
