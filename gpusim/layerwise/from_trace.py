@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
 from gpusim.errors import OptionError
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
+from gpusim.layerwise.drafts import Draft, assign_backward, frozen_storages, tie
 from gpusim.layerwise.frames import Frame, of_input
 from gpusim.layerwise.image_rules import takes_channels_first
 from gpusim.layerwise.layer_rules import broadcast, rule_of
@@ -27,9 +28,8 @@ from gpusim.layerwise.parts import STEPS, WHOLE, moved, part_origin, part_step, 
 from gpusim.layerwise.random_programs import with_random_splits
 from gpusim.layerwise.readers import Readers, share_concatenations
 from gpusim.layerwise.rule import Rule, fits, parameters_of, tensors_in
-from gpusim.layerwise.tied import tied_parameters, ties
 from gpusim.layerwise.view_layers import frame_of_layer, program_of_view, rule_of_view
-from gpusim.layerwise.weight_regions import Region, region_of, shared_with, weight_elements
+from gpusim.layerwise.weight_regions import region_of, weight_elements
 from gpusim.text import shortened, visible
 from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.units import clause
@@ -56,37 +56,20 @@ class _Value:
     """Whether the step computes no gradient of it."""
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A layer under construction."""
-
-    layer: Layer
-    frame: Frame | None
-    forward: list[int] = field(default_factory=list)
-    backward: list[int] = field(default_factory=list)
-    paths: set[str] = field(default_factory=set)
-    weights: set[int] = field(default_factory=set)
-    """Tensors of its parameters."""
-    regions: set[Region] = field(default_factory=set)
-    """Parts of them that it uses."""
-    obstacle: str = ""
-    """Why the executor cannot run it."""
-
-
 def layers_of(trace: Trace) -> LayerGraph:
     """Return the layer graph of a captured step. Raises `OptionError` for an imported one, which has no tensors."""
     if trace.provenance.imported_from is not None:
         kind = trace.provenance.imported_from.format
         raise OptionError(f"'{trace.name}' was imported ({kind}) and has no tensors: layers need a captured step")
     drafts = _Reader(trace).drafts
-    _assign_backward(trace, drafts)
-    frozen = _frozen(trace)
+    assign_backward(trace, drafts)
+    frozen = frozen_storages(trace)
     weights = weight_elements([{each for each in draft.regions if each[0] not in frozen} for draft in drafts])
     fixed = weight_elements([{each for each in draft.regions if each[0] in frozen} for draft in drafts])
     for draft in drafts:
         if not draft.obstacle and any(each[0] in frozen for each in draft.regions):
             draft.obstacle = "its weights are not trained"
-    _tie(trace, drafts)
+    tie(trace, drafts)
     layers = tuple(
         replace(
             draft.layer,
@@ -103,35 +86,6 @@ def layers_of(trace: Trace) -> LayerGraph:
     graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
     check_graph(graph)
     return graph
-
-
-def _tie(trace: Trace, drafts: Sequence[_Draft]) -> None:
-    """Note which layers use weights of earlier ones: they split no channels, or cannot be run."""
-    regions = [draft.regions for draft in drafts]
-    for number, other in enumerate(shared_with(regions)):
-        draft = drafts[number]
-        if other is None or draft.obstacle:
-            continue
-        first = drafts[other]
-        found = () if first.obstacle else ties(trace, [each.layer for each in drafts], regions, number, other)
-        if not found:
-            draft.obstacle = f"it uses the weights of layer '{first.layer.name}'"
-            continue
-        draft.layer = replace(draft.layer, tied=found, splits=draft.layer.splits.replace("c", ""))
-        first.layer = replace(first.layer, splits=first.layer.splits.replace("c", ""))
-    layers = [draft.layer for draft in drafts]
-    for each in tied_parameters(LayerGraph(trace.name, trace.model.batch, tuple(layers))):
-        first = drafts[each.first]
-        first.layer = replace(first.layer, tied_elements=first.layer.tied_elements + each.elements)
-
-
-def _frozen(trace: Trace) -> set[int]:
-    """Return the storages of parameters that a training step's optimizer leaves as they are; none without one."""
-    updates = [op for op in trace.ops if op.phase == "optimizer"]
-    if not updates:
-        return set()
-    written = {trace.tensors[tensor].storage for op in updates for tensor in op.writes}
-    return {each.storage for each in trace.tensors if each.role == "parameter" and each.storage not in written}
 
 
 def _lasting_zeros(trace: Trace) -> set[int]:
@@ -167,7 +121,7 @@ class _Reader:
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.batch = trace, trace.model.batch
-        self.drafts: list[_Draft] = []
+        self.drafts: list[Draft] = []
         self.values: dict[int, _Value] = {}
         self.pending: list[int] = []
         self.sums: dict[int, set[int]] = {}
@@ -397,7 +351,7 @@ class _Reader:
         self._names[path] += 1
         count = self._names[path]
         layer = replace(layer, name=path if count == 1 else f"{path} ({count})", path=op.layer)
-        draft = _Draft(layer, frame)
+        draft = Draft(layer, frame)
         if layer.kind == "group_norm":  # an instance norm's weights are repeated for each sample
             for each in map(self.trace.ops.__getitem__, self.pending):
                 if set(each.outputs) & set(op.reads):
@@ -417,14 +371,14 @@ class _Reader:
         self.drafts.append(draft)
         return len(self.drafts) - 1
 
-    def _note_weights(self, draft: _Draft, op: Op) -> None:
+    def _note_weights(self, draft: Draft, op: Op) -> None:
         for tensor in op.reads:
             if self.trace.tensors[tensor].role in ("parameter", "activation"):  # or a transposed view of one
                 found = parameters_of(self.trace, tensor)
                 draft.weights |= found
                 draft.regions |= {region_of(self.trace, tensor)} if found else set()
 
-    def _note_fixed(self, draft: _Draft, program: Sequence[LayerOp]) -> None:
+    def _note_fixed(self, draft: Draft, program: Sequence[LayerOp]) -> None:
         """Note the parameters of fixed tensors as the layer's."""
         for op in program:
             for _, tensor in own_parameters(op):
@@ -490,30 +444,3 @@ class _Reader:
                     need = (SCALE if scaled else SAME if rule.splits else ALL, ALL, ALL, ALL)
             edges.append(Edge(value.layer, extents, need, origin, value.cut))
         return tuple(edges)
-
-
-def _assign_backward(trace: Trace, drafts: Sequence[_Draft]) -> None:
-    """Assign each backward op to a layer."""
-    by_weight = {trace.tensors[t].storage: number for number, draft in enumerate(drafts) for t in draft.weights}
-    maker: dict[int, int] = {}
-    by_path: dict[str, list[int]] = {}
-    for number, draft in enumerate(drafts):
-        for path in draft.paths:
-            by_path.setdefault(path, []).append(number)
-        for place in draft.forward:
-            for tensor in trace.ops[place].writes:
-                maker[tensor] = number
-    last = len(drafts) - 1
-    for index, op in enumerate(trace.ops):
-        if op.phase != "backward":
-            continue
-        read = set(op.reads) | set(tensors_in(op.args))
-        owners = [by_weight[trace.tensors[t].storage] for t in read if trace.tensors[t].storage in by_weight]
-        makers = [maker[t] for t in read if t in maker]
-        candidates = by_path.get(op.layer, [])
-        if op.layer and candidates:
-            likely = [n for n in (*owners, *makers) if n in candidates]
-            last = max(likely) if likely else max((n for n in candidates if n <= last), default=candidates[-1])
-        elif owners or makers:
-            last = max(owners or makers)
-        drafts[last].backward.append(index)
