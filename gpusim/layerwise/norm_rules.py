@@ -57,4 +57,6 @@ def is_of_each_sample(frame: Frame) -> bool:
 
 def is_over_channels(frame: Frame) -> bool:
     """Whether the second dimension, for which a BatchNorm has statistics, is that of all channels, after samples."""
-    return len(frame.rows) > 1 and "n" in frame.letters(0) and frame.rows[1] == (("c", frame.extents[1]),)
+    if len(frame.rows) < 2 or "n" not in frame.letters(0) or frame.letters(1) != "c":
+        return False
+    return prod(size for _, size in frame.rows[1]) == frame.extents[1]
