@@ -390,3 +390,4 @@ class _SomeSamples(nn.Module):
 
 
 some_samples = _image(_SomeSamples)
+norm_of_positions = _sequence(lambda: nn.BatchNorm1d(7))
