@@ -10,10 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.estimate import capture_estimated
-from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.one_device import run_on_one_device
@@ -23,15 +20,10 @@ from gpusim.layerwise.layers import BATCH, LayerGraph
 from gpusim.layerwise.rule import parameters_of as parameters_at
 from gpusim.trace.store import write_trace
 from tests.support import attention_models
-from tests.support.layer_networks import check_on_ranks
+from tests.support.captured import captured
 
 CPU = torch.device("cpu")
 SEED = 5
-NETWORKS = [
-    *("separate", "causal", "masked", "chunk", "unbind", "within", "module", "with_weights"),
-    *("other_keys", "norm_first", "norm_last", "patches", "written", "words", "windows", "maps"),
-]
-FOUR = ["masked", "unbind", "other_keys", "words", "windows", "maps"]
 #: Parts of parameters: name, first element, number of elements.
 Place = tuple[str, int, int]
 
@@ -40,15 +32,10 @@ Place = tuple[str, int, int]
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Captured steps by name."""
     folder, files = tmp_path_factory.mktemp("attention"), {}
-    for name in (*NETWORKS, "dropped", "tied"):
+    for name in ("within", "unbind", "dropped"):
         files[name] = folder / f"{name}.json.gz"
-        write_trace(captured(name), files[name])
+        write_trace(captured(attention_models, name), files[name])
     return files
-
-
-def captured(name: str) -> Trace:
-    options = CaptureOptions(spec=f"{attention_models.__file__}:{name}", mode="train", batch=2)
-    return capture_estimated(options, load_hardware("h200"), lambda _: None)
 
 
 def places_of(trace: Trace, graph: LayerGraph) -> dict[str, Place]:
@@ -71,10 +58,10 @@ def places_of(trace: Trace, graph: LayerGraph) -> dict[str, Place]:
     return places
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", attention_models.NETWORKS)
 def test_captured_attention_runs_as_torchs_module(name: str, traces: dict[str, Path]) -> None:
     """Loss and all gradients in double precision, with the same weights; every parameter has its place."""
-    trace = captured(name)
+    trace = captured(attention_models, name)
     graph = layers_of(trace)
     data = make_data(graph, 3, torch.float64, CPU)
     loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=SEED, device=CPU)
@@ -109,15 +96,9 @@ def torchs_loss(model: torch.nn.Module, data: Data) -> torch.Tensor:
     return functional.cross_entropy(scores, data.targets)
 
 
-@pytest.mark.parametrize(("gpus", "names"), [(2, [*NETWORKS, "tied"]), (4, FOUR)])
-def test_captured_attention_is_equal_under_every_split(gpus: int, names: list[str], traces: dict[str, Path]) -> None:
-    """Samples, heads, queries, and every GPU for itself: each configuration of each layer is in at least one plan."""
-    check_on_ranks(gpus, [traces[name] for name in names], splits=12)
-
-
 def test_queries_keys_and_values_are_parts_of_a_fused_projection(traces: dict[str, Path]) -> None:
     """Keys begin after all queries, by hand: 16 channels each. A part is split by its own heads."""
-    graph = layers_of(captured("unbind"))
+    graph = layers_of(captured(attention_models, "unbind"))
     (attention,) = (layer for layer in graph.layers if layer.kind == "attention")
     assert [edge.origin for edge in attention.inputs] == [(0, 0, 0, 0), (0, 16, 0, 0), (0, 32, 0, 0)]
     assert {edge.extents for edge in attention.inputs} == {(2, 16, 7, 1)}

@@ -6,9 +6,7 @@ A kind of layer that is not split is named, with a reason where nothing runs it.
 from __future__ import annotations
 
 import re
-from functools import cache
 from math import prod
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,10 +14,7 @@ import torch
 from torch.nn import functional
 
 from gpusim.errors import OptionError
-from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.estimate import capture_estimated
-from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.one_device import run_on_one_device
@@ -27,82 +22,12 @@ from gpusim.gpu.layerwise.operations import parameters_of
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.layers import LayerGraph
 from gpusim.layerwise.rule import parameters_of as parameters_at
-from gpusim.trace.store import write_trace
 from tests.support import kind_models
-from tests.support.layer_networks import check_on_ranks
+from tests.support.captured import captured
+from tests.support.kind_models import RANDOM, SPLITS
 
 CPU = torch.device("cpu")
 SEED = 5
-#: Network -> dimensions by which its layer is split.
-SPLITS = {
-    "group_norm": "nc",
-    "group_norm_alone": "nc",
-    "group_norm_of_sequence": "nc",
-    "instance_norm": "nc",
-    "instance_norm_with_weights": "nc",
-    "rms_norm": "nch",
-    "layer_norm_without_bias": "nh",
-    "layer_norm_alone": "nh",
-    "convolved": "nch",
-    "convolved_with_gaps": "nch",
-    "convolved_groups": "nch",
-    "convolved_from_the_batch": "nch",
-    "pooled_positions": "nch",
-    "averaged_positions": "nch",
-    "upsampled": "nchw",
-    "upsampled_thrice": "nchw",
-    "upsampled_to_a_size": "ncw",
-    "upsampled_between_corners": "nc",
-    "transposed": "nchw",
-    "transposed_without_overlap": "nchw",
-    "transposed_with_more_rows": "nchw",
-    "transposed_odd": "nchw",
-    "transposed_with_gaps": "ncw",
-    "transposed_groups": "nhw",
-    "log_softmax": "n",
-    "pixels": "nchw",
-    "bag_of_sums": "nc",
-    "bag_of_means": "nc",
-    "bag_of_maxima": "nc",
-    "bag_with_padding": "nc",
-    "rows": "nc",
-    "columns": "nc",
-    "cut": "nchw",
-    "grouped": "nch",
-    "windows_apart": "n",
-    "volume": "n",
-    "normed": "n",
-    "prelu": "nchw",
-    "prelu_of_one": "nchw",
-    "larger_by_channels": "nchw",
-    "smaller_by_channels": "nchw",
-    "adaptive_maxima": "nc",
-    "averaged_without_padding": "nchw",
-    "shuffled": "n",
-    "dense": "nchw",
-}
-#: Those that draw random numbers, by dimensions for which they do.
-RANDOM = {"dropped_in_place": "nchw", "dropped_channels": "nc", "dropped_samples": "n"}
-#: Those with parts between two others, or with weights that are split.
-FOUR = [
-    "convolved_with_gaps",
-    "convolved_groups",
-    "group_norm",
-    "upsampled_thrice",
-    "transposed",
-    "transposed_odd",
-    "bag_of_means",
-    "grouped",
-    "averaged_without_padding",
-    "larger_by_channels",
-    "smaller_by_channels",
-]
-
-
-@cache
-def captured(name: str) -> Trace:
-    options = CaptureOptions(spec=f"{kind_models.__file__}:{name}", mode="train", batch=2)
-    return capture_estimated(options, load_hardware("h200"), lambda _: None)
 
 
 def set_parameters(model: torch.nn.Module, trace: Trace, graph: LayerGraph) -> dict[str, torch.Tensor]:
@@ -139,7 +64,7 @@ def inputs_of(like: torch.Tensor, data: Data) -> torch.Tensor:
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_kind_of_layer_runs_as_torchs_module(name: str) -> None:
     """Loss and all gradients in double precision, with the same weights."""
-    trace = captured(name)
+    trace = captured(kind_models, name)
     graph = layers_of(trace)
     assert not graph.notes
     data = make_data(graph, 3, torch.float64, CPU)
@@ -158,20 +83,13 @@ def test_a_kind_of_layer_runs_as_torchs_module(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "splits"), (SPLITS | RANDOM).items())
 def test_a_kind_of_layer_is_split_as_its_rule_says(name: str, splits: str) -> None:
-    of_layer = [layer for layer in layers_of(captured(name)).layers if layer.path.startswith(("layer", "table"))]
+    of_layer = [
+        layer for layer in layers_of(captured(kind_models, name)).layers if layer.path.startswith(("layer", "table"))
+    ]
     first = (
         of_layer[0] if name not in RANDOM else next(x for x in of_layer if any(op.kind == "dropout" for op in x.ops))
     )
     assert first.splits == splits
-
-
-@pytest.mark.parametrize(("gpus", "names"), [(2, [*SPLITS, *RANDOM]), (4, FOUR)])
-def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str], tmp_path: Path) -> None:
-    """Loss and gradients of each rank; each configuration of each layer is in at least one plan."""
-    files = [tmp_path / f"{name}.json.gz" for name in names]
-    for name, file in zip(names, files, strict=True):
-        write_trace(captured(name), file)
-    check_on_ranks(gpus, files, splits=5)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +107,13 @@ def test_a_kind_of_layer_is_equal_under_every_split(gpus: int, names: list[str],
     ],
 )
 def test_a_kind_of_layer_that_nothing_runs_is_named_with_its_reason(name: str, line: str) -> None:
-    (layer, *_) = [layer for layer in layers_of(captured(name)).layers if not layer.ops]
+    (layer, *_) = [layer for layer in layers_of(captured(kind_models, name)).layers if not layer.ops]
     with pytest.raises(OptionError, match=re.escape(line)):
         check_layer(layer, CPU)
 
 
 def test_a_stride_of_zero_is_refused_with_its_place() -> None:
-    trace = captured("transposed")
+    trace = captured(kind_models, "transposed")
     place = next(index for index, op in enumerate(trace.ops) if op.target.startswith("aten.convolution") and op.args[6])
     args = list(trace.ops[place].args)
     args[3] = [0, 0]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
 from torch.nn import functional
 
 from gpusim.errors import OptionError
-from gpusim.formats.hardware import load_hardware
-from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.estimate import capture_estimated
-from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
@@ -22,19 +16,12 @@ from gpusim.gpu.layerwise.transport import Alone
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.configs import Config
 from gpusim.layerwise.from_trace import layers_of
-from gpusim.trace.store import write_trace
 from tests.support import pointwise_models
-from tests.support.layer_networks import check_on_ranks
+from tests.support.captured import captured
 
 CPU = torch.device("cpu")
-NETWORKS = ("pointwise", "by_sample", "pairs")
 #: Tagged as pointwise by torch, but with another meaning or result under the same name.
 AMBIGUOUS = {"max", "min", "equal", "frexp"}
-
-
-def captured(name: str, batch: int = 2) -> Trace:
-    options = CaptureOptions(spec=f"{pointwise_models.__file__}:{name}", mode="train", batch=batch)
-    return capture_estimated(options, load_hardware("h200"), lambda _: None)
 
 
 def test_the_rule_knows_all_pointwise_operators_of_torch() -> None:
@@ -52,10 +39,10 @@ def test_the_rule_knows_all_pointwise_operators_of_torch() -> None:
     assert not AMBIGUOUS & rules.POINTWISE
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", pointwise_models.NETWORKS)
 def test_a_network_runs_as_torchs_module(name: str) -> None:
     """Loss and gradients in double precision, with the same weights."""
-    graph = layers_of(captured(name))
+    graph = layers_of(captured(pointwise_models, name))
     assert not graph.notes
     data = make_data(graph, 3, torch.float64, CPU)
     loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=5, device=CPU)
@@ -83,23 +70,15 @@ def test_a_network_runs_as_torchs_module(name: str) -> None:
         assert torch.allclose(gradient, wanted, rtol=1e-9, atol=1e-14), own
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
-def test_a_network_is_equal_under_every_split(gpus: int, tmp_path: Path) -> None:
-    files = [tmp_path / f"{name}.json.gz" for name in NETWORKS]
-    for name, file in zip(NETWORKS, files, strict=True):
-        write_trace(captured(name), file)
-    check_on_ranks(gpus, files, splits=5)
-
-
 def test_a_mean_that_layers_need_is_no_loss() -> None:
-    graph = layers_of(captured("centred"))
+    graph = layers_of(captured(pointwise_models, "centred"))
     (mean,) = (layer for layer in graph.layers if layer.name.startswith("mean"))
     assert (mean.kind, mean.splits) == ("other", "")
     assert [layer.kind for layer in graph.layers].count("loss") == 1
 
 
 def test_arguments_that_torch_refuses_are_one_line() -> None:
-    trace = captured("pointwise")
+    trace = captured(pointwise_models, "pointwise")
     place = next(index for index, op in enumerate(trace.ops) if op.target == "aten.clamp.default")
     ops = list(trace.ops)
     ops[place] = msgspec.structs.replace(ops[place], args=(ops[place].args[0], "wide", 10**30))
@@ -119,20 +98,22 @@ def test_arguments_that_torch_refuses_are_one_line() -> None:
     ],
 )
 def test_a_step_with_other_gradients_or_classes_is_refused(name: str, line: str) -> None:
-    graph = layers_of(captured(name, 4))
+    graph = layers_of(captured(pointwise_models, name, 4))
     data = make_data(graph, 0, torch.float64, CPU)
     with pytest.raises(OptionError, match=line):
         Rank(graph, tuple(Config() for _ in graph.layers), 1, Alone(0), device=CPU).step(data)
 
 
 def test_weights_that_are_not_trained_have_no_gradients_to_sum() -> None:
-    one, *_ = layers_of(captured("frozen")).layers
+    one, *_ = layers_of(captured(pointwise_models, "frozen")).layers
     assert (one.weight_elements, one.frozen_elements) == (0, 6 * 8 + 8)
-    graph = layers_of(captured("frozen"))
+    graph = layers_of(captured(pointwise_models, "frozen"))
     (last,) = (layer for layer in graph.layers if layer.name == "last")
     assert (last.weight_elements, last.frozen_elements) == (8 * 4 + 4, 0)
 
 
 def test_a_softmax_over_samples_is_not_split_by_samples() -> None:
-    (softmax,) = (layer for layer in layers_of(captured("over_samples")).layers if "softmax" in layer.name)
+    (softmax,) = (
+        layer for layer in layers_of(captured(pointwise_models, "over_samples")).layers if "softmax" in layer.name
+    )
     assert (softmax.kind, softmax.splits) == ("other", "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn import functional
@@ -11,9 +9,6 @@ from torch.nn import functional
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
-from gpusim.formats.trace import Trace
-from gpusim.gpu.capture.estimate import capture_estimated
-from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.one_device import run_on_one_device
@@ -28,23 +23,16 @@ from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.lowering import lower_plan
 from gpusim.layerwise.makespan import simulate_plan
 from gpusim.layerwise.tied import tied_parameters
-from gpusim.trace.store import write_trace
 from tests.support import kind_models
-from tests.support.layer_networks import check_on_ranks
+from tests.support.captured import captured
 
 CPU = torch.device("cpu")
 SEED = 5
-NETWORKS = ("tied_table", "called_thrice")
 
 
-def captured(name: str) -> Trace:
-    options = CaptureOptions(spec=f"{kind_models.__file__}:{name}", mode="train", batch=2)
-    return capture_estimated(options, load_hardware("h200"), lambda _: None)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", kind_models.TIED)
 def test_shared_weights_have_the_gradient_of_all_their_uses_as_in_torch(name: str) -> None:
-    graph = layers_of(captured(name))
+    graph = layers_of(captured(kind_models, name))
     data = make_data(graph, 3, torch.float64, CPU)
     loss, gradients = run_on_one_device(graph, data, dtype=torch.float64, seed=SEED, device=CPU)
     model, like = getattr(kind_models, name)(2)
@@ -65,18 +53,9 @@ def test_shared_weights_have_the_gradient_of_all_their_uses_as_in_torch(name: st
         assert torch.allclose(gradients[key].reshape(parameter.shape), parameter.grad, rtol=1e-9, atol=1e-14), key
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
-def test_shared_weights_are_equal_under_every_split(gpus: int, tmp_path: Path) -> None:
-    """Loss and gradients of each rank, also where one use is on one GPU and another is on all."""
-    files = [tmp_path / f"{name}.json.gz" for name in NETWORKS]
-    for name, file in zip(NETWORKS, files, strict=True):
-        write_trace(captured(name), file)
-    check_on_ranks(gpus, files, splits=8)
-
-
 def test_layers_with_shared_weights_keep_them_whole_and_count_them_once() -> None:
     """By hand: a table of 12 x 8; a convolution of 4 x 4 x 3 x 3 and 4, and a product of 4 x 4 and 4."""
-    table, thrice = (layers_of(captured(name)) for name in NETWORKS)
+    table, thrice = (layers_of(captured(kind_models, name)) for name in kind_models.TIED)
     of = {layer.name: layer for layer in table.layers}
     assert (of["table"].splits, of["last"].splits, of["between"].splits) == ("nh", "nh", "nch")
     assert (of["table"].tied_elements, of["table"].weight_elements, of["last"].weight_elements) == (96, 96, 0)
@@ -90,7 +69,7 @@ def test_layers_with_shared_weights_keep_them_whole_and_count_them_once() -> Non
 
 def test_shared_weights_of_which_there_are_two_of_a_name_are_refused() -> None:
     """A convolution and its BatchNorm, called twice."""
-    layer = next(layer for layer in layers_of(captured("called_with_norm")).layers if layer.obstacle)
+    layer = next(layer for layer in layers_of(captured(kind_models, "called_with_norm")).layers if layer.obstacle)
     with pytest.raises(OptionError, match=r"layer 'body.0 \(2\)' cannot be run: it uses the weights of layer 'body.0'"):
         check_layer(layer, CPU)
 
@@ -98,7 +77,7 @@ def test_shared_weights_of_which_there_are_two_of_a_name_are_refused() -> None:
 def test_their_gradient_is_one_sum_over_all_gpus_on_both_engines() -> None:
     """Also for a table that is on one GPU alone."""
     graph, hardware, topology = (
-        layers_of(captured("tied_table")).for_gpus(4),
+        layers_of(captured(kind_models, "tied_table")).for_gpus(4),
         load_hardware("h200"),
         load_topology("h200"),
     )

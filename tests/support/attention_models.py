@@ -9,6 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 WIDTH, HEADS, POSITIONS, INPUTS, CLASSES = 16, 4, 7, 6, 5
+NETWORKS = [
+    *("separate", "causal", "masked", "chunk", "unbind", "within", "module", "with_weights"),
+    *("other_keys", "norm_first", "norm_last", "patches", "written", "words", "windows", "maps"),
+]
 Made = tuple[nn.Module, torch.Tensor]
 
 

@@ -9,6 +9,58 @@ from torch import nn
 from torch.nn import functional
 
 Made = tuple[nn.Module, torch.Tensor]
+#: Network -> dimensions by which its layer is split.
+SPLITS = {
+    "group_norm": "nc",
+    "group_norm_alone": "nc",
+    "group_norm_of_sequence": "nc",
+    "instance_norm": "nc",
+    "instance_norm_with_weights": "nc",
+    "rms_norm": "nch",
+    "layer_norm_without_bias": "nh",
+    "layer_norm_alone": "nh",
+    "convolved": "nch",
+    "convolved_with_gaps": "nch",
+    "convolved_groups": "nch",
+    "convolved_from_the_batch": "nch",
+    "pooled_positions": "nch",
+    "averaged_positions": "nch",
+    "upsampled": "nchw",
+    "upsampled_thrice": "nchw",
+    "upsampled_to_a_size": "ncw",
+    "upsampled_between_corners": "nc",
+    "transposed": "nchw",
+    "transposed_without_overlap": "nchw",
+    "transposed_with_more_rows": "nchw",
+    "transposed_odd": "nchw",
+    "transposed_with_gaps": "ncw",
+    "transposed_groups": "nhw",
+    "log_softmax": "n",
+    "pixels": "nchw",
+    "bag_of_sums": "nc",
+    "bag_of_means": "nc",
+    "bag_of_maxima": "nc",
+    "bag_with_padding": "nc",
+    "rows": "nc",
+    "columns": "nc",
+    "cut": "nchw",
+    "grouped": "nch",
+    "windows_apart": "n",
+    "volume": "n",
+    "normed": "n",
+    "prelu": "nchw",
+    "prelu_of_one": "nchw",
+    "larger_by_channels": "nchw",
+    "smaller_by_channels": "nchw",
+    "adaptive_maxima": "nc",
+    "averaged_without_padding": "nchw",
+    "shuffled": "n",
+    "dense": "nchw",
+}
+#: Those that draw random numbers, by dimensions for which they do.
+RANDOM = {"dropped_in_place": "nchw", "dropped_channels": "nc", "dropped_samples": "n"}
+#: Networks with weights that several layers share.
+TIED = ("tied_table", "called_thrice")
 
 
 class _Between(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -27,20 +27,21 @@ def tables() -> ModuleType:
     return module
 
 
-def check_on_ranks(gpus: int, traces: Sequence[Path], splits: int) -> None:
-    """Require of captured steps on ranks loss and gradients of one device, under more splits of layers than `splits`.
+def check_on_ranks(gpus: int, splits: Mapping[Path, int]) -> None:
+    """Require of captured steps on ranks loss and gradients of one device, under more splits of layers than its number.
 
     Each split of each layer is in a plan.
     """
     from gpusim.gpu.layerwise.launch import launch
 
-    words = [str(trace) for trace in traces]
+    words = [str(trace) for trace in splits]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
-        answers = json.loads(launch(gpus, "tests.support.rank", words, timeout_s=300))
-    assert len(answers) == len(traces)
-    for file, answer in answers.items():
-        assert answer["splits"] == answer["possible_splits"] > splits, file
+        answers = json.loads(launch(gpus, "tests.support.rank", words, timeout_s=600))
+    assert len(answers) == len(splits)
+    for file, least in splits.items():
+        answer = answers[str(file)]
+        assert answer["splits"] == answer["possible_splits"] > least, file
         assert answer["unequal"] == [], file
         assert answer["worst"] < 1e-9, file
 

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+NETWORKS = ("pointwise", "by_sample", "pairs")
+
 
 class Pointwise(nn.Module):
     """Functions of one layer, of numbers, and of two and three layers."""
