@@ -261,6 +261,11 @@ class LeastTime:
 
     def candidates(self, budget_bytes: int) -> Iterator[_Planned]:
         """Yield the plans of rules 2 and 3 that keep the budget."""
+        for storages, choose in self._ladders():
+            yield from self.fewest(storages, choose, budget_bytes)
+
+    def _ladders(self) -> Iterator[tuple[Sequence[int], Callable[[tuple[int, ...]], Choice]]]:
+        """Yield storages in the order in which rules 2 and 3 act on them, and the choice of any number of them."""
         for orders in self.all_orders:
             for copy_share in COPY_SHARES if orders is self.all_orders[-1] else FEW_COPY_SHARES:
                 moved = orders.moved(copy_share)
@@ -268,16 +273,14 @@ class LeastTime:
                     continue
                 for run_share in RUN_SHARES:
                     again = orders.cheapest_first(moved, run_share * self._saved_bytes)
-                    yield from self.fewest(again, partial(Choice, moved, kept=orders.kept), budget_bytes)
+                    yield again, partial(Choice, moved, kept=orders.kept)
                 if not orders.kept:
-                    yield from self.fewest(
-                        self.most_for_its_time(moved), partial(Choice, moved, apart=True), budget_bytes
-                    )
+                    yield self.most_for_its_time(moved), partial(Choice, moved, apart=True)
         for run_share in RUN_SHARES:
             let_go = dict.fromkeys(self.orders.cheapest_first((), run_share * self._saved_bytes))
             rest = [s for s in self.orders.actionable if s not in let_go]
             rest = self._with_room(rest)  # the first have longest to move
-            yield from self.fewest(rest, partial(Choice, again=tuple(let_go)), budget_bytes)
+            yield rest, partial(Choice, again=tuple(let_go))
 
     def of_others(self, budget_bytes: int, most_ns: float) -> Iterator[_Planned]:
         """Yield the published policies' plans that keep the budget and may take less than `most_ns`, as they are and
