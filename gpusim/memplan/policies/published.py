@@ -10,7 +10,7 @@ from gpusim.memplan.memory import needs_at_once
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import capuchin
-from gpusim.memplan.policies.checkpoint import cuts, segmented
+from gpusim.memplan.policies.checkpoint import checkpoint, cuts, segmented
 from gpusim.memplan.policies.layrub import layrub, layrub_inter, layrub_intra
 from gpusim.memplan.policies.layup import layup
 from gpusim.memplan.policies.olla import olla
@@ -33,7 +33,17 @@ def unchanging(setting: Setting) -> Iterator[MemoryPlan]:
     yield olla(unlimited)
     yield from (segmented(setting.storages, points, k) for k in CHECKPOINT_STEPS if k <= len(points))
     yield from (at_share(unlimited, share) for share in shares())
-    for policy in (vdnn_all, vdnn_conv, layrub_intra, layrub_inter, layrub, layup, superneurons, torch_offload):
+    for policy in (
+        checkpoint,
+        vdnn_all,
+        vdnn_conv,
+        layrub_intra,
+        layrub_inter,
+        layrub,
+        layup,
+        superneurons,
+        torch_offload,
+    ):
         yield policy(unlimited)
     yield capuchin(unlimited)
     least = superneurons_release(replace(setting, budget_bytes=max(needs_at_once(setting.storages), default=0)))
