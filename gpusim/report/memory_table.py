@@ -151,7 +151,10 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
     categories = ", ".join(f"{name} {format_bytes(size)}" for name, size in category_bytes(keep_all).items())
     out.print(f"Peak of keep_all: {comparison.peak_text(keep_all)}: {categories}")
     if not comparison.workspaces_known:
-        out.print("The trace has no workspaces of ops, so peaks leave them out; capture it anew to have them.")
+        again = (
+            "an estimate knows none" if comparison.graph.trace.provenance.estimated else "capture it anew to have them"
+        )
+        out.print(f"The trace has no workspaces of ops, so peaks leave them out; {again}.")
     if run is not None:
         out.print(
             f"Measured: {counted(len(run.events), 'event')} on device {run.device}, "
