@@ -66,8 +66,13 @@ def memory_of(storages: Storages, program: Program) -> MemoryUse:
 
 def peak_bytes_of(storages: Storages, program: Program, initial_bytes: int) -> int:
     """Return only the peak of `memory_of`, given the bytes before the step: for planners that try many programs."""
+    return max(levels_of(storages, program, initial_bytes), default=initial_bytes)
+
+
+def levels_of(storages: Storages, program: Program, initial_bytes: int) -> list[int]:
+    """Return only the bytes allocated during each instruction, given those before the step."""
     levels, _ = _levels(storages, program)
-    return initial_bytes + max(levels, default=0)
+    return [initial_bytes + level for level in levels]
 
 
 def needs_at_once(storages: Storages, order: Sequence[int] = ()) -> list[int]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpusim.memplan.layers import Layers
-from gpusim.memplan.memory import peak_bytes_of, pool_before
+from gpusim.memplan.memory import levels_of, peak_bytes_of, pool_before
 from gpusim.memplan.plan import MemoryPlan, Offload
-from gpusim.memplan.program import program_of
+from gpusim.memplan.program import Program, program_of
 from gpusim.memplan.rebuild import Chain, SeparateRedos, Uses, chain
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, place_copies
@@ -131,6 +131,10 @@ class Setting:
     def peak_bytes(self, plan: MemoryPlan) -> int:
         """Return the peak of a valid plan, in bytes."""
         return peak_bytes_of(self.storages, program_of(self.storages, plan), self.facts.initial_bytes)
+
+    def levels_bytes(self, program: Program) -> list[int]:
+        """Return the bytes allocated during each instruction of a valid program."""
+        return levels_of(self.storages, program, self.facts.initial_bytes)
 
     @property
     def chains(self) -> dict[int, Chain]:

@@ -18,7 +18,9 @@ Source: this project. The rules:
    recomputations are taken back one by one where the budget still holds.
 6. *Changes.* Of the fastest of rules 2 and 3, and of rule 4, single storages change as long as an estimate falls, also
    without new copies, and from there on with them (`gpusim.memplan.policies.exchange`).
-7. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place; or
+7. *Between two uses.* Where rules 2 and 3 have few plans, some of theirs for larger budgets are tried, too: what the
+   ops that exceed the budget do not use moves out meanwhile (`gpusim.memplan.policies.gaps`).
+8. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place; or
    the backward pass has OLLA's order, where that saves memory.
 
 It is a heuristic: another plan may be faster. Its step time is what the engine says, not a sum of prices.
@@ -40,7 +42,7 @@ from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.memory import MemoryUse, memory_of
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
-from gpusim.memplan.policies import published
+from gpusim.memplan.policies import gaps, published
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.capuchin import by_msps
 from gpusim.memplan.policies.exchange import Exchange
@@ -66,6 +68,11 @@ COPY_SHARES = (0.0, 0.6, 0.95, 2.0, 100.0)
 FEW_COPY_SHARES = (0.0, 0.95)
 #: Limit of bytes that come back at once, as a fraction of all saved bytes.
 RUN_SHARES = (1.0, 0.3, 0.1, 0.03)
+#: Plans of rules 2 and 3 below which those for larger budgets are tried, and these budgets as shares of the budget.
+FEW_PLANS = 12
+LARGER_BUDGETS = (1.02, 1.05, 1.1, 1.2, 1.4)
+#: Room above the least peak where no budget is asked for: there, plans are several times as slow.
+ROOM = 0.05
 #: Recomputations of the winner that are undone on trial.
 TRIALS = 24
 #: Plans from which single changes are tried: of rules 2 and 3, and of rule 4.
@@ -302,6 +309,21 @@ class LeastTime:
                 if planned.peak_bytes <= budget_bytes:
                     yield planned
 
+    def beyond(self, budget_bytes: int) -> Iterator[_Planned]:
+        """Yield plans of rules 2 and 3 for larger budgets, with copies added that keep this one (rule 7)."""
+        tried: set[Choice] = set()
+        for share in LARGER_BUDGETS:
+            larger_bytes = round(share * budget_bytes)
+            estimate_ns = Exchange(self, self.orders, larger_bytes, MOST_ESTIMATES).estimate_ns
+            choices = {self._first_by_estimate(*ladder, larger_bytes) for ladder in self._ladders()} - tried
+            for choice in sorted(filter(None, choices), key=lambda each: (estimate_ns(each), each.again))[:IMPROVED]:
+                tried.add(choice)
+                plan = self.plan(choice, budget_bytes)
+                assert plan is not None
+                plan = gaps.within(self.setting, plan, budget_bytes)
+                if plan is not None and self.has_room(sorted({offload.storage for offload in plan.offloads})):
+                    yield _Planned(None, budget_bytes, plan, self.setting.peak_bytes(plan))
+
     def _least_ns(self, moved: Iterable[int], redos: Sequence[Redo]) -> float:
         """Return the least step time of a plan, in ns: that of all ops and recomputation, or of all copies one way."""
         moved_bytes = sum(map(self.storages.bytes.__getitem__, moved))
@@ -331,9 +353,11 @@ class LeastTime:
         return sum(self.storages.bytes[s] for s in self.storages.saved)
 
     def plan_for(self, budget_bytes: int | None, *, quick: bool = False) -> MemoryPlan:
-        """Return the best plan within a budget, as `best`; without one, half the peak of keeping all."""
+        """Return the best plan within a budget, as `best`; without one, half the peak of keeping all, or what the least
+        peak leaves `ROOM` beside.
+        """
         if budget_bytes is None:
-            budget_bytes = max(self.setting.keep_all_bytes // 2, self.least_peak.peak_bytes)
+            budget_bytes = max(self.setting.keep_all_bytes // 2, round((1 + ROOM) * self.least_peak.peak_bytes))
         return self.best(budget_bytes, quick=quick)
 
     def best(self, budget_bytes: int, *, quick: bool = False) -> MemoryPlan:
@@ -344,7 +368,8 @@ class LeastTime:
         own = list(self.candidates(budget_bytes))
         most_ns = sorted(map(self.time_ns, own))[:IMPROVED][-1] if len(own) >= IMPROVED else inf
         others = list(self.of_others(budget_bytes, most_ns))
-        planned = list(dict.fromkeys((*own, *others)))
+        beyond = self.beyond(budget_bytes) if len(own) < FEW_PLANS else ()
+        planned = list(dict.fromkeys((*own, *others, *beyond)))
         if not planned:
             if self.least_peak.peak_bytes > budget_bytes:
                 raise PlanError(self.shortfall(budget_bytes))
