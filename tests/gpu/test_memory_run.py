@@ -16,7 +16,9 @@ from gpusim.gpu.replay.memory_replay import ProgramRecorder, with_buffers
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, Lanes, MemoryRunner, ProgramRunner
 from gpusim.memplan.checks import check_memory_plan, check_program
 from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.memory import needs_at_once
 from gpusim.memplan.plan import MemoryPlan
+from gpusim.memplan.policies import gaps
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.orders import Orders, worth_keeping
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
@@ -68,6 +70,18 @@ def test_every_policy_gives_the_results_of_the_step_that_keeps_all(name: str, po
     results, _ = run(found, MEMORY_POLICIES[policy](setting_of(found.trace)))
     assert wanted.keys() == results.keys()
     for index, tensor in wanted.items():
+        assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
+
+
+@every_network
+def test_what_moves_between_two_uses_gives_the_same_results(name: str) -> None:
+    found = on_cpu(name, "train")
+    setting = setting_of(found.trace)
+    least, most = max(needs_at_once(setting.storages)), setting.keep_all_bytes
+    budgets = [round(least + share * (most - least)) for share in (0.2, 0.5, 0.8)]
+    plan = next(filter(None, (gaps.within(setting, MemoryPlan(), budget) for budget in budgets)), MemoryPlan())
+    results, _ = run(found, plan)
+    for index, tensor in kept_all(name).items():
         assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
 
 
