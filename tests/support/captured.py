@@ -12,7 +12,7 @@ from gpusim.gpu.capture.options import CaptureOptions
 
 
 @cache
-def captured(models: ModuleType, name: str) -> Trace:
-    """Capture a network of a module of this folder, with two samples. Don't change what it returns."""
-    options = CaptureOptions(spec=f"{models.__file__}:{name}", mode="train", batch=2)
+def captured(models: ModuleType, name: str, batch: int = 2) -> Trace:
+    """Capture a network of a module of this folder. Don't change what it returns."""
+    options = CaptureOptions(spec=f"{models.__file__}:{name}", mode="train", batch=batch)
     return capture_estimated(options, load_hardware("h200"), lambda _: None)
