@@ -156,6 +156,11 @@ class _Joined:
         """Return the tensor here for one of the recorded step; a new one is added."""
         if id_ not in self._ids:
             theirs = self.recorded.tensors[id_]
+            known = theirs.storage in self._storages or theirs.storage in self._handed
+            if not known and id_ not in self.recorded.named:  # a view of a state that no kernel takes
+                for base in self.recorded.named:
+                    if self.recorded.tensors[base].storage == theirs.storage:
+                        self.tensor(base)
             storage, later_bytes = self._storage(theirs)
             offset = theirs.offset + later_bytes // _element_bytes(theirs)
             tensor = msgspec.structs.replace(theirs, storage=storage, offset=offset)

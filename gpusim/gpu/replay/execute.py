@@ -78,9 +78,10 @@ class Runner:
         self._result_views = _result_views(trace) if self._lazy else {}
 
     def bind(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Set tensors by id; they are used in place and kept."""
+        """Set tensors by id; they are used in place and kept. Results in their memory are views from now on."""
         for index, tensor in tensors.items():
             self.tensors[index] = tensor
+        self._show_results({self.trace.tensors[index].storage for index in tensors})
 
     def choose(self, variants: Sequence[int]) -> None:
         """Set the `variants` for later calls of `run`."""
@@ -176,8 +177,13 @@ class Runner:
                 self._keep(op, index, part)
                 if place not in VARYING.get(node.target, ()):
                     self._check_declared(op, index, part)
-        for written in node.writes if self._result_views else ():
-            for index in self._result_views.get(self.trace.tensors[written].storage, ()):
+        if self._result_views:
+            self._show_results({self.trace.tensors[written].storage for written in node.writes})
+
+    def _show_results(self, storages: Iterable[int]) -> None:
+        """Make the step's results in this memory, where no op returns them: Inductor leaves views out."""
+        for storage in storages:
+            for index in self._result_views.get(storage, ()):
                 if self.tensors[index] is None:
                     self.tensors[index] = self._memory_view(index, writing=False)
 
@@ -272,6 +278,7 @@ class Runner:
         for index, tensor in enumerate(self.trace.tensors):
             if tensor.init is None:
                 self.tensors[index] = None
+        self._show_results({tensor.storage for tensor in self.trace.tensors if tensor.init is not None})
 
 
 def _result_views(trace: Trace) -> dict[int, list[int]]:

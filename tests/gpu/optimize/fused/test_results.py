@@ -54,6 +54,18 @@ def test_branches_of_convolutions_in_training() -> None:
     assert len(set(memory)) == len(memory)
 
 
+def test_views_of_what_was_there_before_the_step_come_back() -> None:
+    """Inductor makes no op for them."""
+    model = nn.Linear(6, 3)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.exp(), x[1:], model.weight.t(), model.bias[1:]
+
+    made, x = by_inductor(step, torch.randn(4, 6)), torch.randn(4, 6)
+    for found, wanted in zip(made(x), step(x), strict=True):
+        close(found, wanted.detach())
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_results_of_padded_products_keep_their_strides(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU Inductor pads products whose sides are no multiples of four numbers; the result is a slice, which is
