@@ -24,6 +24,8 @@ from gpusim.io.resources import resource_dir
 from gpusim.trace.check import check_trace
 
 TRACE_SUFFIXES = (".json", ".json.gz")
+#: Suffixes of profiles, which are read as traces, too: no bundled name ends in one.
+PROFILE_SUFFIXES = (".sqlite", ".csv", ".et", ".gz", ".zip", ".tar")
 
 
 def read_trace(path: Path) -> Trace:
@@ -54,7 +56,7 @@ def load_trace(name_or_file: str) -> Trace:
     bundled = bundled_traces()
     if name_or_file in bundled:
         return read_trace(bundled[name_or_file])
-    if names_a_file(name_or_file, TRACE_SUFFIXES):
+    if names_a_file(name_or_file, TRACE_SUFFIXES + PROFILE_SUFFIXES):
         return read_trace(Path(name_or_file))
     raise UnknownNameError("trace", name_or_file, bundled)
 

@@ -380,6 +380,12 @@ def test_name_that_resembles_nothing_lists_what_there_is(bundle: Path) -> None:
         load_trace("zzz")
 
 
+@pytest.mark.parametrize("name", ["trace.json", "profile.sqlite", "ranks.tar.gz", "table.csv", "chakra.et"])
+def test_name_of_a_file_that_is_missing_is_no_unknown_name(name: str, bundle: Path) -> None:
+    with pytest.raises(TraceError, match=f"{name}: cannot be read: No such file or directory"):
+        load_trace(name)
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "", "a/b"])
 def test_strange_name_is_an_unknown_name(name: str, bundle: Path) -> None:
     with pytest.raises(UnknownNameError):
