@@ -189,7 +189,7 @@ def _words(value: Any) -> Iterator[str]:
     if isinstance(value, tuple):
         for part in value:
             yield from _words(part)
-    elif isinstance(value, str):
+    elif isinstance(value, str) and "\0" not in value:  # with a NUL it names no file
         file, _, function = value.partition(":")
         yield file if function and file.endswith(".py") else value
 
