@@ -130,7 +130,7 @@ def test_a_batch_is_that_of_a_trace_given_or_of_a_bundled_one_and_never_made_up(
         ({"steps": []}, "no step"),
         ({"hw": []}, "no hardware model"),
         ({"batch": [0]}, "batch=0: a whole number of at least 1"),
-        ({"batch": ["8"]}, "batch=8: a whole number"),
+        ({"batch": ["8"]}, "batch='8': a whole number"),
         ({"streams": 0}, "streams=0"),
         ({"seed": -1}, "seed=-1"),
         ({"evaluations": 0}, "evaluations=0"),
