@@ -258,6 +258,9 @@ def test_initial_state_that_cannot_be_made_is_one_line(case: str) -> None:
         ("import no_such_module_at_all\n", "ModuleNotFoundError"),
         ("def net(batch):\n    return 1 / 0\n", "2: ZeroDivisionError"),
         ("def net():\n    pass\n", "TypeError"),
+        ("import json\ndef net(batch):\n    json.loads('[')\n", "3: JSONDecodeError"),
+        ("import sys\nsys.exit(3)\n", "2: SystemExit: 3"),
+        ("raise ValueError('one\\ntwo')\n", "1: ValueError: one"),
     ],
 )
 def test_mistake_in_the_users_own_file_is_one_line_with_its_place(text: str, says: str, tmp_path: Path) -> None:
@@ -267,4 +270,26 @@ def test_mistake_in_the_users_own_file_is_one_line_with_its_place(text: str, say
         build_step(CaptureOptions(spec=f"{path}:net", mode="infer", batch=1), torch.device("cpu"))
     assert str(caught.value).startswith(str(path))
     assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("1 / 0", "ZeroDivisionError: "),
+        ("{}['a']", "KeyError: 'a'"),
+        ("sys.exit(3)", "SystemExit: 3"),
+        ("x @ x.new_ones(9, 9)", "RuntimeError: "),
+    ],
+)
+def test_mistake_while_the_step_runs_is_one_line_with_its_place(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import sys\nimport torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        f"        return {line}\ndef net(batch):\n    return Net(), torch.ones(batch, 3)\n"
+    )
+    step = build_step(CaptureOptions(spec=f"{path}:net", mode="infer", batch=2), torch.device("cpu"))
+    with pytest.raises(CaptureError) as caught:
+        joint_graph(step)
+    assert str(caught.value).startswith(f"{path}:5: the step of 'net' cannot be recorded: {says}")
     assert "\n" not in str(caught.value)

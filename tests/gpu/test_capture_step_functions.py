@@ -166,7 +166,7 @@ def test_error_of_the_users_own_code_is_one_line_with_its_place() -> None:
         return model(x)
 
     text = refused(function_step(step, torch.randn(2, 3), CPU))
-    assert re.search(r"user_steps.py:\d+: the step of 'step' fails: mat1 and mat2", text), text
+    assert re.search(r"user_steps.py:\d+: the step of 'step' fails: RuntimeError: mat1 and mat2", text), text
 
 
 def test_operator_that_replay_does_not_run_is_refused_with_its_line() -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch.utils import _pytree as pytree
 
-from gpusim.errors import CaptureError
 from gpusim.gpu.capture.calls import JointGraph, State, Value
 from gpusim.gpu.capture.listen import Layers, Listener
 from gpusim.gpu.capture.models import ModelStep
+from gpusim.gpu.capture.users_errors import users_code
 from gpusim.gpu.replay.tensors import copy_sharing
 
 #: SGD with momentum, as torch.optim.SGD(lr, momentum) from the second step on. The rate is small so that thousands of
@@ -68,12 +68,8 @@ def joint_graph(step: ModelStep) -> JointGraph:
             )
         return [loss.detach()], [g for g in gradients if g is not None]
 
-    try:
+    with users_code(f"the step of '{step.network}' cannot be recorded"):
         outputs, gradients = listener.listen(run)
-    except (RuntimeError, TypeError, ValueError) as cause:
-        if isinstance(cause, torch.cuda.OutOfMemoryError):
-            raise
-        raise CaptureError(f"the step of '{step.network}' cannot be recorded: {str(cause).splitlines()[0]}") from cause
     return listener.graph(_values(listener, outputs), _values(listener, gradients))
 
 

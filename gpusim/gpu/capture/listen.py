@@ -30,17 +30,15 @@ from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
 from gpusim.gpu.capture.constants import Constants
 from gpusim.gpu.capture.gradient_flow import GradientFlow, is_numbers
+from gpusim.gpu.capture.users_errors import GPUSIM, TORCH, is_users
 from gpusim.gpu.replay.operators import is_random
 
-#: Folders end in a separator: torchvision is not torch.
-_TORCH: Final = os.path.join(Path(torch.__file__).parent, "")
-_OPTIMIZERS: Final = os.path.join(_TORCH, "optim", "")
-_CLIPPING: Final = str(Path(_TORCH) / "nn" / "utils" / "clip_grad.py")
-_CHECKPOINT: Final = str(Path(_TORCH) / "utils" / "checkpoint.py")
-_AUTOGRAD: Final = str(Path(_TORCH) / "autograd" / "__init__.py")
-_GPUSIM: Final = os.path.join(Path(__file__).parents[2], "")
+_OPTIMIZERS: Final = os.path.join(TORCH, "optim", "")
+_CLIPPING: Final = str(Path(TORCH) / "nn" / "utils" / "clip_grad.py")
+_CHECKPOINT: Final = str(Path(TORCH) / "utils" / "checkpoint.py")
+_AUTOGRAD: Final = str(Path(TORCH) / "autograd" / "__init__.py")
 #: The command line calls no code of the user's but the model, so what called it is no place in the user's code.
-_COMMANDS: Final = os.path.join(_GPUSIM, "cli", "")
+_COMMANDS: Final = os.path.join(GPUSIM, "cli", "")
 #: Autograd nodes without a place in the forward, which add to `.grad`, have a number beyond all others.
 _NO_NUMBER: Final = 2**62
 #: Operators that return their input unchanged.
@@ -327,7 +325,7 @@ class Listener(TorchDispatchMode):
                 phase = "optimizer"
             elif file.startswith(_COMMANDS):
                 break
-            elif not file.startswith((_TORCH, _GPUSIM, "<")) and "contextlib" not in file:
+            elif is_users(file):
                 self.line = f"{file}:{frame.f_lineno}"
                 return phase
             frame = frame.f_back

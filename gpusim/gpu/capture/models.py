@@ -6,9 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch.utils import _pytree as pytree
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import CaptureError, GpuError, UnknownNameError
 from gpusim.formats.trace import Dtype, MemoryFormat, Mode
+from gpusim.gpu.capture.users_errors import users_code
 from gpusim.gpu.device import torch_dtype
 from gpusim.trace.trust import wrong_name
 
@@ -205,20 +204,6 @@ def _library(module: str, package: str) -> Any:
         raise GpuError(f"{package} is not installed; it is needed for {package}:NAME models") from cause
 
 
-@contextmanager
-def _user_code(path: Path) -> Iterator[None]:
-    """Turn any error in the user's file into one line with its place."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as cause:
-        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(path)]
-        line = cause.lineno if isinstance(cause, SyntaxError) else (lines[-1] if lines else None)
-        place = f"{path}:{line}" if line else str(path)
-        raise CaptureError(f"{place}: {type(cause).__name__}: {cause}") from cause
-
-
 def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[Any, ...], LossFunction | None]:
     """Load `file.py:function`; this runs the user's file, which the command line names explicitly."""
     if not os.path.isfile(path):
@@ -229,12 +214,12 @@ def _from_file(path: Path, function: str, batch: int) -> tuple[nn.Module, tuple[
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
-    with _user_code(path):
+    with users_code(file=path):
         module_spec.loader.exec_module(module)
     make = getattr(module, function, None)
     if not callable(make):
         raise UnknownNameError(f"function in {path}", function, [n for n in vars(module) if callable(vars(module)[n])])
-    with _user_code(path):
+    with users_code(file=path):
         returned = make(batch)
     problem = f"{path}:{function}(batch) must return (module, inputs) or (module, inputs, loss function)"
     if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], nn.Module):

@@ -19,6 +19,7 @@ from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.calls import Call, JointGraph, OwnResults, State, Value
 from gpusim.gpu.capture.joint_graph import layer_names
 from gpusim.gpu.capture.listen import Layers, Listener
+from gpusim.gpu.capture.users_errors import users_code
 from gpusim.gpu.replay.tensors import restore_elements
 
 Phases = Sequence[tuple[Phase | None, Callable[[Any], Any]]]
@@ -159,14 +160,8 @@ def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGra
     listener = Listener(step.device, step.states(), layers=layers, host=host, strict=strict)
     rng = rng_state(step.device)
     try:
-        result = listener.listen(step.run)
-    except CaptureError:
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError) as cause:
-        if isinstance(cause, torch.cuda.OutOfMemoryError):
-            raise
-        problem = (str(cause) or type(cause).__name__).splitlines()[0]
-        raise listener.error(f"the step of '{step.network}' fails: {problem}") from cause
+        with users_code(f"the step of '{step.network}' fails"):
+            result = listener.listen(step.run)
     finally:
         untouched.keep(listener.live, listener.inputs, copy=strict)
     returned = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
