@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from gpusim.errors import MeasurementError
 from gpusim.formats.pairs import PairCase
@@ -29,7 +31,7 @@ class PairResults(Document, frozen=True, kw_only=True):
     versions: dict[str, str]
     gpusim: str = ""
     """Version of gpusim, as in a measurement."""
-    cases: tuple[PairCase, ...]
+    cases: Annotated[tuple[PairCase, ...], Meta(min_length=1)]
 
 
 def write_pairs(results: Results, cases: Sequence[PairCase], folder: Path) -> Path:

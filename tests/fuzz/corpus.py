@@ -330,3 +330,5 @@ def _measured_zeros() -> Iterator[Case]:
     document["cases"][0]["alone_ns"] = []
     files = {"file.json": to_json(document)}
     yield Case("known", ("@pairs", "file.json"), files, ("file.json",), (), "no kernels", REFUSED)
+    files = {"file.json": to_json(bases.fresh(bases.pairs()[0]) | {"cases": []})}
+    yield Case("known", ("@pairs", "file.json"), files, ("file.json",), (), "no pairs", REFUSED)
