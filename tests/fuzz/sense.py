@@ -15,7 +15,7 @@ from typing import Any
 from tests.fuzz.cases import Case
 
 #: Keys of JSON output whose numbers are differences, and may be negative.
-SIGNED = ("_frac", "error", "gain", "lost", "loss", "change", "saved")
+SIGNED = ("_frac", "error", "gain", "lost", "loss", "change", "saved", "gap.parts")
 _NONSENSE = re.compile(r"(?<![\w.\[-])-?(?:nan|inf) ?(?:ns|us|µs|ms|s|MiB|GiB|KiB|B|kB|MB|GB)\b", re.IGNORECASE)
 #: Text that a page would execute.
 ACTIVE_HTML = ("<img src=x onerror", "</script><script>alert")
