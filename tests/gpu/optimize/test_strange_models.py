@@ -78,6 +78,32 @@ def test_a_first_call_that_computes_something_else_is_refused_and_left_to_the_us
     assert isinstance(fast(model, X), OptimizedStep)
 
 
+class TriplesFirst(Net):
+    """Computes something else at its first call, which shows in what a step returns only if it returns the loss."""
+
+    is_first = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor, self.is_first = (3 if self.is_first else 1), False
+        return super().forward(x) * factor
+
+
+@pytest.mark.parametrize("lr", [0.1, 1e-4])
+def test_a_first_update_that_is_another_is_refused_however_small(lr: float) -> None:
+    """The update is compared, not the parameters, which it changes by little. Its gradients are gone."""
+    torch.manual_seed(0)
+    model = TriplesFirst()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.warns(UserWarning, match="computes something else than later ones: call it once before"):
+        assert fast(step, batches(1)[0]) is step
+
+
 def test_a_buffer_that_the_first_call_replaces_stays() -> None:
     torch.manual_seed(0)
     model = KeepsTable().eval()
