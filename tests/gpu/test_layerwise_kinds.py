@@ -6,6 +6,7 @@ A kind of layer that is not split is named, with a reason where nothing runs it.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 
 import msgspec
@@ -16,6 +17,7 @@ from torch.nn import functional
 from gpusim.errors import OptionError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.layerwise.batch import Data, make_data
+from gpusim.gpu.layerwise.dropout import dropped
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import parameters_of
@@ -121,3 +123,13 @@ def test_a_stride_of_zero_is_refused_with_its_place() -> None:
     ops[place] = msgspec.structs.replace(trace.ops[place], args=tuple(args))
     with pytest.raises(OptionError, match=rf"\$.ops\[{place}\]: aten.convolution.default has arguments of another"):
         layers_of(msgspec.structs.replace(trace, ops=tuple(ops)))
+
+
+def test_a_dropout_that_drops_everything_gives_zeros() -> None:
+    """With a mask and without: zero over a share kept of zero is no number."""
+    graph = layers_of(captured(kind_models, "dropped_in_place"))
+    op = next(op for layer in graph.layers for op in layer.ops if op.kind == "dropout")
+    op = replace(op, options={**op.options, "p": 1.0})
+    value = torch.ones(2, 8, 3, 3)
+    for mask in (torch.zeros(2, 8, 3, 3), None):
+        assert torch.equal(dropped(op, value, mask), torch.zeros(2, 8, 3, 3))

@@ -51,7 +51,7 @@ def dropped(op: LayerOp, value: torch.Tensor, mask: torch.Tensor | None) -> torc
         return functional.dropout(value, p)
     if mask is None:
         mask = (torch.rand(_extents(op, value.shape), device=value.device) >= p).to(value.dtype)
-    return value * mask / (1 - p)
+    return value * mask / (1 - p or 1.0)  # with p = 1 the mask is zero
 
 
 def _drops(layer: Layer) -> list[tuple[int, LayerOp]]:
