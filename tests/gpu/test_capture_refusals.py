@@ -261,6 +261,7 @@ def test_initial_state_that_cannot_be_made_is_one_line(case: str) -> None:
         ("import json\ndef net(batch):\n    json.loads('[')\n", "3: JSONDecodeError"),
         ("import sys\nsys.exit(3)\n", "2: SystemExit: 3"),
         ("raise ValueError('one\\ntwo')\n", "1: ValueError: one"),
+        ("raise ValueError('\\none')\n", "1: ValueError: one"),
     ],
 )
 def test_mistake_in_the_users_own_file_is_one_line_with_its_place(text: str, says: str, tmp_path: Path) -> None:

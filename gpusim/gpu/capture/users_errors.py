@@ -38,7 +38,7 @@ def users_code(doing: str = "", file: Path | None = None) -> Iterator[None]:
         if innermost.startswith(GPUSIM) and not isinstance(cause, _OF_CALLS):
             raise
         place = _line_of(cause) or (str(file) if file else "")
-        message = next(iter(str(cause).splitlines()), "")
+        message = next((line for line in str(cause).splitlines() if line.strip()), "")
         parts = (place, doing, type(cause).__name__, message)
         raise CaptureError(": ".join(part for part in parts if part)) from cause
 
