@@ -1,7 +1,7 @@
 """Copies of a call's arguments and results, to and from a graph's memory: a kernel for many tensors of a type.
 
-torch's kernel for lists of tensors gives each block 65,536 elements. So a few large tensors are copied faster alone: the
-image of a network by 6 us, of 18 for the copies of a small step, on an H200 (research/2026-11-28-copies.md).
+torch's kernel for lists of tensors gives each block 65,536 elements. So a few large tensors are copied faster alone: an
+image of 150,528 elements by 6 us on an H200 (research/2026-11-28-copies.md).
 """
 
 from __future__ import annotations
