@@ -22,7 +22,7 @@ from gpusim.gpu.inductor.functional import FunctionalGraph, with_strides
 
 _ATEN: Final = torch.ops.aten
 #: Convolutions, with the places of their images and weights among the arguments.
-_CONVOLUTIONS: Final = {_ATEN.convolution.default: (0, 1), _ATEN.convolution_backward.default: (0, 1, 2)}
+CONVOLUTIONS: Final = {_ATEN.convolution.default: (0, 1), _ATEN.convolution_backward.default: (0, 1, 2)}
 #: Views that need strides which images channels last may lack.
 _VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default})
 #: Operators that find elements by their place in memory.
@@ -81,8 +81,8 @@ class _Change:
         operator: Any = node.target
         if operator in _VIEWS:
             node.target = _ATEN.reshape.default
-        elif operator in _CONVOLUTIONS:
-            for place in _CONVOLUTIONS[operator]:
+        elif operator in CONVOLUTIONS:
+            for place in CONVOLUTIONS[operator]:
                 argument: Any = node.args[place]
                 node.update_arg(place, self._channels_last(argument, node))
         elif getattr(operator, "overloadpacket", None) in _BY_PLACE and self._are_moved(node.all_input_nodes):

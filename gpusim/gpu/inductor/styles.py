@@ -78,7 +78,7 @@ class Noted:
         if self.joins_calls:
             styles.append(_named("apart", layout if layout or self.layout_optimized else GIVEN_LAYOUT))
         if layout == GIVEN_LAYOUT:
-            styles.insert(0, CHANNELS_LAST)  # the step's first style: it trains on images
+            styles.append(CHANNELS_LAST)
         elif self.layout_optimized:
             styles.append(GIVEN_LAYOUT)
         if combos:
@@ -86,14 +86,16 @@ class Noted:
         return styles
 
 
-def first_style(images: bool, training: bool) -> str:
-    """Return the style to begin with; `images`: there are convolutions of images that are not channels last.
+def first_style(trains_images: bool, channels_last_is_faster: bool) -> str:
+    """Return the style to begin with; `trains_images`: images that are not channels last enter trained convolutions.
 
     In training Inductor of torch 2.11 makes images channels last in the forward pass only: a convolution's backward
     takes them in eager's layout (`constrain_to_fx_strides` in `_inductor/lowering.py`), each copied once more. The
-    style `channels_last` copies none, but no GPU has run it: it comes second.
+    style `channels_last` copies none.
     """
-    return GIVEN_LAYOUT if images and training else DEFAULT_STYLE
+    if not trains_images:
+        return DEFAULT_STYLE
+    return CHANNELS_LAST if channels_last_is_faster else GIVEN_LAYOUT
 
 
 @contextmanager

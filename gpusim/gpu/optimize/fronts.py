@@ -21,13 +21,14 @@ from gpusim.gpu.inductor.combos import promises_combos
 from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.seam import without_style
 from gpusim.gpu.inductor.step import has_images
-from gpusim.gpu.inductor.styles import Noted, first_style
+from gpusim.gpu.inductor.styles import CHANNELS_LAST, GIVEN_LAYOUT, Noted, first_style
 from gpusim.gpu.inductor.versions import require_supported
 from gpusim.gpu.optimize.cache import Entry
 from gpusim.gpu.optimize.captured import MIXED, Captured
 from gpusim.gpu.optimize.executors import restored
 from gpusim.gpu.optimize.fused import bound, fused
 from gpusim.gpu.optimize.garbage import no_collection
+from gpusim.gpu.optimize.image_layout import layout_times
 from gpusim.gpu.optimize.kept_step import made_of
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
@@ -43,8 +44,16 @@ CANNOT_RUN: Final = (GpusimError, torch.cuda.OutOfMemoryError)
 class Inductors:
     """The step as Inductor's kernels, compiled on first use, or the reason why they are left out."""
 
-    def __init__(self, step: UserStep, captured: Captured, wanted: bool, say: Progress) -> None:
+    def __init__(
+        self,
+        step: UserStep,
+        captured: Captured,
+        wanted: bool,
+        time_ns: Callable[[Callable[[], object]], float],
+        say: Progress,
+    ) -> None:
         self._step, self._captured, self._wanted, self._say = step, captured, wanted, say
+        self._time_ns = time_ns
         self._made: dict[str, Captured] = {}
         self._noted = Noted()
         self._traced = Traced()
@@ -57,17 +66,29 @@ class Inductors:
         """Return the step in the style that should suit it best, or None where it is left out."""
         if not self._wanted or self.problem:
             return None
+        style = self._first_style()
+        for each in (style, GIVEN_LAYOUT) if style == CHANNELS_LAST else (style,):
+            begin, self._noted = perf_counter(), Noted()
+            try:
+                first = self.in_style(each, self._noted)
+            except CANNOT_RUN as cause:
+                self.leave_out(each, cause)
+                continue
+            self.problem = ""
+            self._took_s = perf_counter() - begin
+            return first
+        return None
+
+    def _first_style(self) -> str:
         graph = self._captured.graph
         assert graph is not None
-        style = first_style(has_images(graph), self._captured.options.mode == "train")
-        begin = perf_counter()
-        try:
-            first = self.in_style(style, self._noted)
-        except CANNOT_RUN as cause:
-            self.leave_out(style, cause)
-            return None
-        self._took_s = perf_counter() - begin
-        return first
+        if self._captured.options.mode != "train" or not has_images(graph):
+            return first_style(False, False)
+        with self._say.stage("layout"):
+            times = layout_times(self._captured.trace, self._step.device, self._time_ns)
+        told = (f"{ns / 1e3:.4g} us" for ns in (times.as_recorded_ns, times.channels_last_ns))
+        self._say("its convolutions take {} as recorded, {} channels last".format(*told))
+        return first_style(True, times.channels_last_ns < times.as_recorded_ns)
 
     def in_style(self, style: str, noted: Noted | None = None) -> Captured:
         """Return the step in a style; its kernels are still being compiled.

@@ -96,7 +96,7 @@ class StepMaker:
         self.say("recording its operators")
         with self.say.stage("recording"), put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs, roots)
-        other = Inductors(step, captured, self.wanted.inductor, self.say)
+        other = Inductors(step, captured, self.wanted.inductor, self.executor.brief_ns, self.say)
         facts = self._facts()
         found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
         if found is not None:

@@ -36,6 +36,8 @@ EAGER_CALLS = 7
 PROFILED_RUNS = 4
 #: Rounds of short work whose time on the GPU is measured.
 AROUND_ROUNDS = 5
+#: Calls in a row, and rounds of them, where many different calls are compared.
+BRIEF_CALLS, BRIEF_ROUNDS = 5, 3
 
 
 @dataclass
@@ -186,6 +188,11 @@ class CudaExecutor:
         """Return the median GPU time of one call in a row, in ns; all are queued while the GPU is held back."""
         with torch.no_grad():
             return round(statistics.median(queued_ns(call) for _ in range(AROUND_ROUNDS)))
+
+    def brief_ns(self, call: Callable[[], object]) -> float:
+        """Return the median GPU time of one call in a row of few, in ns, after one that loads its kernels."""
+        call()
+        return statistics.median(queued_ns(call, BRIEF_CALLS) for _ in range(BRIEF_ROUNDS))
 
     def host_ns(self, call: Callable[[], object]) -> int:
         """Return the median host time of one call in a row of them, in ns; the GPU is held back meanwhile."""

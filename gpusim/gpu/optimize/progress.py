@@ -12,6 +12,7 @@ Stage = Literal[
     "eager",
     "recording",
     "cache",
+    "layout",
     "lowering",
     "engine",
     "compiling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -62,7 +63,7 @@ def same(step: Any, model: torch.nn.Module) -> None:
         (Noted(layout_optimized=True), ["given_layout"]),
         (Noted(joins_calls=True, layout_optimized=True), ["apart", "given_layout"]),
         (Noted("given_layout"), ["channels_last"]),
-        (Noted("given_layout", joins_calls=True), ["channels_last", "apart_given_layout"]),
+        (Noted("given_layout", joins_calls=True), ["apart_given_layout", "channels_last"]),
         (Noted("channels_last", True, True), ["apart_channels_last", "given_layout"]),
     ],
 )
@@ -118,9 +119,10 @@ def test_a_style_that_makes_the_same_kernels_is_not_tried(monkeypatch: pytest.Mo
     same(step, model)
 
 
-def test_training_on_images_that_are_not_channels_last_begins_with_their_own_layout() -> None:
-    assert first_style(images=True, training=True) == "given_layout"
-    assert {first_style(True, False), first_style(False, True), first_style(False, False)} == {DEFAULT_STYLE}
+def test_training_on_images_begins_with_the_layout_in_which_convolutions_are_faster() -> None:
+    assert first_style(trains_images=True, channels_last_is_faster=False) == "given_layout"
+    assert first_style(trains_images=True, channels_last_is_faster=True) == CHANNELS_LAST
+    assert {first_style(False, faster) for faster in (False, True)} == {DEFAULT_STYLE}
 
 
 def test_other_styles_are_compiled_and_predicted_and_the_best_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +164,36 @@ def test_training_channels_last_ends_as_eager_does(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(weight, other.get_parameter(name), rtol=5e-3, atol=5e-3)
         assert weight.grad is not None
         assert weight.grad.stride() == weight.stride()
+
+
+class FasterLast(CpuExecutor):
+    """Executor whose convolutions are faster channels last."""
+
+    def brief_ns(self, call: Callable[[], object]) -> float:
+        assert isinstance(call, partial)
+        return 1.0 if call.args[1].is_contiguous(memory_format=torch.channels_last) else 2.0
+
+
+def test_a_step_that_cannot_be_channels_last_begins_with_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout is tried first, since convolutions are faster in it: 5 forward, 9 backward, of 2 ns and of 1."""
+    original = fronts.fused
+
+    def fused(step: Any, captured: Captured, style: str, *given: Any) -> Captured:
+        if style == CHANNELS_LAST:
+            raise CaptureError("the step addresses memory of images by strides; use another style")
+        return original(step, captured, style, *given)
+
+    monkeypatch.setattr(fronts, "fused", fused)
+    monkeypatch.setattr(make, "LIMIT_S", {"infer": 0.0, "train": 0.0})
+    torch.manual_seed(0)
+    model = Residual()
+    given = (image(2), torch.tensor([1, 3]))
+    loss, optimizer = torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
+    step, lines = by_inductor(model, given, loss=loss, optimizer=optimizer, executor=FasterLast())
+    compiled = [line.partition("(")[2][:-1] for line in lines if line.startswith("compiling it")]
+    assert compiled == [CHANNELS_LAST, "given_layout"]
+    assert "its convolutions take 0.028 us as recorded, 0.014 us channels last" in lines
+    assert step.gain.without == ""
 
 
 def test_no_style_is_compiled_where_no_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
