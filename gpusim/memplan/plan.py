@@ -14,7 +14,7 @@ from gpusim.formats.memory_plan import SCHEMA, MemoryPlanDocument, OffloadEntry,
 from gpusim.formats.trace import Trace
 from gpusim.io.files import read_document, write_document
 from gpusim.notebook import html_table, short_name, short_repr
-from gpusim.trace.store import structure_hash
+from gpusim.trace.store import of_another_step, structure_hash
 from gpusim.units import counted, format_bytes, format_ns
 
 
@@ -138,7 +138,7 @@ class MemoryPlan:
         Raises `ScheduleError` for a plan of another trace, and for an op or a storage that the trace lacks.
         """
         if document.trace_hash != structure_hash(trace):
-            problem = f"is a memory plan of another trace: of '{document.trace}', not of this '{trace.name}'"
+            problem = of_another_step("a memory plan", document.trace, trace)
             raise ScheduleError(file, problem, place="$.trace_hash")
         index_of = {op.name: index for index, op in enumerate(trace.ops)}
 

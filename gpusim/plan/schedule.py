@@ -21,7 +21,7 @@ from gpusim.io.files import write_document
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import lay_out
-from gpusim.trace.store import structure_hash
+from gpusim.trace.store import of_another_step, structure_hash
 from gpusim.units import counted
 
 
@@ -125,7 +125,7 @@ class Schedule:
         """
         trace = graph.trace
         if document.trace_hash != structure_hash(trace):
-            problem = f"is a schedule of another trace: of '{document.trace}', not of this '{trace.name}'"
+            problem = of_another_step("a schedule", document.trace, trace)
             raise ScheduleError(file, problem, place="$.trace_hash")
         if not 1 <= document.streams <= MAX_STREAMS:
             problem = f"{document.streams} streams; the limit is {MAX_STREAMS}"

@@ -107,3 +107,10 @@ def structure_hash(trace: Trace) -> str:
     if any(op.after for op in trace.ops):  # an imported trace; other traces keep their hash
         structure["after"] = [[edge.op for edge in op.after] for op in trace.ops]
     return hashlib.sha256(encode_json(structure)).hexdigest()[:32]
+
+
+def of_another_step(what: str, name: str, trace: Trace) -> str:
+    """Say that a file is `what`, of a step named `name`, and not of this trace; both may have one name."""
+    if name == trace.name:
+        return f"is {what} of another trace, also named '{name}': its ops or tensors differ from this one's"
+    return f"is {what} of another trace: of '{name}', not of this '{trace.name}'"

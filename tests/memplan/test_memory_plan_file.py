@@ -32,11 +32,15 @@ def test_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (found.policy, found.made_by, found.predicted_ns, found.predicted_peak_bytes) == ("by hand", "test", 5, 6)
 
 
-def test_plan_of_another_trace_is_refused(tmp_path: Path) -> None:
+def test_plan_of_another_trace_is_refused_also_where_both_have_one_name(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     write_memory_plan(a_plan(), chain_step(4), path)
-    with pytest.raises(ScheduleError, match=r"plan.json: \$.trace_hash: is a memory plan of another trace"):
-        read_memory_plan(path, chain_step(5))
+    same = chain_step(5)
+    with pytest.raises(ScheduleError, match=r"\$.trace_hash: is a memory plan of another trace, also named "):
+        read_memory_plan(path, same)
+    other = msgspec.structs.replace(same, model=msgspec.structs.replace(same.model, batch=same.model.batch + 1))
+    with pytest.raises(ScheduleError, match=r"is a memory plan of another trace: of '.+', not of this '.+'"):
+        read_memory_plan(path, other)
 
 
 @pytest.mark.parametrize(
