@@ -253,8 +253,9 @@ def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> PlanPolicy:
 def mark_offloads(nodes: Iterable[Any], step: AnyStep, plan: MemoryPlan) -> int:
     """Mark the nodes of a forward graph whose results a memory plan offloads, for torch's own activation offloading.
 
-    `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and returns the number of marked nodes. Raises
-    `GpuError` without torch, `OptionError` for what is no plan, and `PlanError` for one of another step.
+    `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and returns the number of marked nodes. An
+    operator that the graph calls more or less often than the step is left out, with a warning. Raises `GpuError`
+    without torch, `OptionError` for what is no plan, and `PlanError` for one of another step.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import mark_offloads as mark

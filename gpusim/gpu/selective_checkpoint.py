@@ -130,7 +130,9 @@ def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
     """Set `meta["should_offload"]` of the forward graph nodes whose results the plan moves; returns their number.
 
     `nodes` are those of the graph that torch's activation offloading gets, in order (`graph_module.graph.nodes`). Torch
-    makes ops in place functional there, so both count as one operator. Raises `PlanError` for a plan of another trace.
+    makes ops in place functional there, so both count as one operator. Where the graph calls an operator more or less
+    often than the step, the n-th call may be another one: none of its results is marked, and a warning says so. Torch
+    itself moves no views, and no results of ops that have several. Raises `PlanError` for a plan of another trace.
     """
     moved = {offload.storage for offload in plan.offloads}
     storages = Storages.of(trace)
@@ -139,18 +141,26 @@ def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
     for index, op in enumerate(trace.ops):
         if op.phase == "forward":
             marks[_functional(op.target)].append(bool(moved & storages.writes[index]))
-    seen: Counter[str] = Counter()
-    marked = 0
+    calls: dict[str, list[Any]] = defaultdict(list)
     for node in nodes:
-        if node.op != "call_function":
-            continue
-        name = _functional(str(node.target))
-        number = seen[name]
-        seen[name] += 1
-        if number < len(marks[name]) and marks[name][number]:
-            node.meta["should_offload"] = True
-            marked += 1
-    return marked
+        if node.op == "call_function":
+            calls[_functional(str(node.target))].append(node)
+    moving = [name for name, wanted in marks.items() if any(wanted)]
+    others = [name for name in moving if len(calls[name]) != len(marks[name])]
+    if others:
+        often = ", ".join(f"{name} {len(calls[name])} times, not {len(marks[name])}" for name in others)
+        problem = f"the graph makes other calls than the captured step: {often}; none of these is marked"
+        warnings.warn(problem, RuntimeWarning, stacklevel=2)
+    chosen = [
+        node
+        for name in moving
+        if name not in others
+        for node, wanted in zip(calls[name], marks[name], strict=True)
+        if wanted
+    ]
+    for node in chosen:
+        node.meta["should_offload"] = True
+    return len(chosen)
 
 
 def _changes(operator: str, first: Any) -> bool:

@@ -145,6 +145,20 @@ def test_marks_are_set_on_the_nodes_that_make_what_moves() -> None:
     assert marked == [products[1]]
 
 
+def test_no_node_is_marked_for_another_one_where_the_graph_makes_other_calls() -> None:
+    """A product before those of the step would take the mark of the next one."""
+    trace = tower_trace()
+    moved = {t.name: t.storage for t in trace.tensors}
+    plan = MemoryPlan(offloads=(Offload(moved["g1"], 6, 7, 9), Offload(moved["m1"], 5, 6, 9)))
+    tower, first, x = Tower(), nn.Linear(8, 8), torch.randn(4, 8)
+    graph = make_fx(lambda x: tower(first(x)))(x)
+    said = r"other calls than the captured step: aten\.addmm\.default 4 times, not 3; none of these is marked"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert mark_offloads(graph.graph.nodes, trace, plan) == 1
+    marked = [node for node in graph.graph.nodes if node.meta.get("should_offload")]
+    assert marked == [node for node in graph.graph.nodes if str(node.target) == "aten.gelu.default"][1:2]
+
+
 def test_torch_holds_what_the_backward_pass_needs_and_no_more() -> None:
     """Guards memory: torch keeps each saved result to the backward pass, and with a view the memory behind it."""
     trace = make_trace(
