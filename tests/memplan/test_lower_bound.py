@@ -189,6 +189,19 @@ def test_figure_and_document_have_the_bound(comparison: MemoryComparison) -> Non
     assert list(line.y) == [step / NS_PER_MS for _, step in known]
 
 
+def test_front_begins_with_our_plan_at_the_least_peak_of_any_policy() -> None:
+    """SuperNeurons waits for its copies there; the same peak takes less than half the time."""
+    comparison = compare_policies(graph_of(chain_step(12)))
+    outcomes = {row.policy: row.outcome for row in comparison.rows if row.outcome is not None}
+    least = min(outcomes.values(), key=lambda each: (each.peak_bytes, each.step_ns))
+    assert least is outcomes["superneurons"]
+    first = comparison.front[0]
+    assert first.policy == "least_time"
+    assert first.outcome is not None
+    assert first.outcome.peak_bytes <= least.peak_bytes
+    assert first.outcome.step_ns < least.step_ns / 2
+
+
 def test_front_of_the_comparison_says_the_bound(comparison: MemoryComparison) -> None:
     bounds = [comparison.bound_ns(row.outcome) for row in comparison.front if row.outcome is not None]
     assert len(bounds) == len(comparison.front) > 3
