@@ -209,7 +209,7 @@ def compare_policies(
     """Plan and predict memory policies of a step: the named ones, or all with the front.
 
     `synchronous` overrides how published policies wait for copies. Raises `UnknownNameError` for an unknown policy, and
-    `PlanError` for a trace without tensors.
+    `PlanError` for a trace without tensors, or one that cannot run as recorded.
     """
     trace = graph.trace
     if not trace.tensors:
@@ -224,6 +224,8 @@ def compare_policies(
     for number, policy in enumerate(chosen):
         report(policy.name, number / steps, 0)
         rows.append(_row(evaluator, setting, policy.name, planner))
+        if policy.name == KEEP_ALL and rows[-1].outcome is None:  # a file may have results that no op makes
+            raise PlanError(f"the step cannot run as recorded: {rows[-1].problem.removeprefix('memory plan: ')}")
     more = []
     if policies is None:
         for number, budget in enumerate(_front_budgets(rows)):

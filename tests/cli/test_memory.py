@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from gpusim.cli import main
@@ -122,6 +123,16 @@ def test_plan_of_another_trace_is_refused(run: Run, tmp_path: Path) -> None:
 )
 def test_what_is_no_option_is_refused(run: Run, trace: Path, arguments: tuple[str, ...], problem: str) -> None:
     assert problem in refused(run("memory", trace, *arguments))
+
+
+@pytest.mark.parametrize("policies", [(), ("--policy", "vdnn_all")])
+def test_step_with_a_result_that_no_op_makes_is_refused(run: Run, tmp_path: Path, policies: tuple[str, ...]) -> None:
+    """A broken or cut file: then keeping all is no plan, and there is nothing to compare with."""
+    path, whole = tmp_path / "cut.json", chain_step(4)
+    write_trace(msgspec.structs.replace(whole, ops=whole.ops[:1]), path)
+    line = refused(run("memory", path, *policies))
+    assert line.startswith(f"gpusim: {path}: the step cannot run as recorded: storage ")
+    assert line.endswith("a result of the step, is gone at its end\n")
 
 
 def test_what_no_plan_fits_names_the_policies_that_were_tried(run: Run, trace: Path) -> None:
