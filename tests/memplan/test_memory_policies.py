@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,6 +180,11 @@ def test_layrub_puts_the_gradient_of_the_weights_first() -> None:
     pairs = [(op, op + 1) for op, node in enumerate(trace.ops[:-1]) if trace.ops[op + 1].name == f"{node.name}_wgrad"]
     assert pairs
     assert all(place[weights] < place[data] for data, weights in pairs)
+    # Random ops keep their order, so a pair of them stays as recorded.
+    ops = [msgspec.structs.replace(op, random=op.name.startswith("convolution_backward")) for op in trace.ops]
+    drawn = msgspec.structs.replace(trace, ops=ops)
+    assert plan_of(drawn, "layrub_intra").order == tuple(range(len(ops)))
+    assert outcome_of(drawn, "layrub").step_ns
 
 
 def test_checkpoint_keeps_every_third_of_nine_and_computes_what_lies_between_again() -> None:

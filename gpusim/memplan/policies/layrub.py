@@ -63,10 +63,13 @@ def layrub(setting: Setting) -> MemoryPlan:
 
 
 def weights_first(storages: Storages) -> tuple[int, ...]:
-    """Return the recorded order with each convolution's weight gradient before its input gradient."""
+    """Return the recorded order with each convolution's weight gradient before its input gradient, where the first does
+    not depend on the second.
+    """
     order = list(range(len(storages.trace.ops)))
     for op in range(1, len(order)):
         one, other = storages.trace.ops[op - 1], storages.trace.ops[op]
-        if size_only(one) is not None and other.target == one.target and other.args[:3] == one.args[:3]:
+        pair = size_only(one) is not None and other.target == one.target and other.args[:3] == one.args[:3]
+        if pair and op - 1 not in storages.preds[op]:
             order[op - 1], order[op] = op, op - 1
     return tuple(order)
