@@ -11,7 +11,6 @@ from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import MemoryLimitError, PlanError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import Partition
-from gpusim.memplan.evaluate import Outcome
 from gpusim.memplan.lowering import schedule_of
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule, check_streams
@@ -20,7 +19,7 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
 from gpusim.search.events import events_of
 from gpusim.search.explored import SEARCH_MARGIN, Explored, Row, conclude
-from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
+from gpusim.search.memory_actions import MEMORY_ACTIONS, Acting, search_memory_actions
 from gpusim.search.variants import PartitionsTried, tried_variants
 from gpusim.units import format_bytes
 from gpusim.version import __version__
@@ -118,11 +117,11 @@ def explore(
     problem, simulated, interrupted = "", searched.evaluations, searched.interrupted
     if limited:
         assert memory_limit_bytes is not None
-        fastest = sorted((row for row in rows if not row.schedule.has_variants), key=lambda row: row.makespan_ns)
+        captured = sorted((row for row in rows if not row.schedule.has_variants), key=lambda row: row.compared_ns)
         try:
             acting = search_memory_actions(
                 graph,
-                [row.schedule for row in fastest],
+                [row.schedule for row in captured],
                 memory_limit_bytes,
                 streams,
                 budget_s=0.0 if interrupted else share * whole_s,
@@ -134,7 +133,7 @@ def explore(
             problem = str(cause)
         else:
             simulated, interrupted = simulated + acting.evaluations, interrupted or acting.interrupted
-            rows.append(_with_actions(acting.outcome, sequential_ns, made_by))
+            rows.append(_with_actions(acting, sequential_ns, made_by))
             on_row(rows[-1])
     best = _choose_within(graph, rows, memory_limit_bytes, sequential_ns, problem)
     concluded = conclude(graph, best, sequential_ns, bound, memory_limit_bytes)
@@ -164,12 +163,15 @@ def explore(
     )
 
 
-def _with_actions(outcome: Outcome, sequential_ns: int, made_by: str) -> Row:
+def _with_actions(acting: Acting, sequential_ns: int, made_by: str) -> Row:
     """Return the row of a schedule with memory actions."""
+    outcome = acting.outcome
     plan = outcome.plan.made(MEMORY_ACTIONS, made_by, outcome.step_ns, outcome.peak_bytes)
     schedule = schedule_of(outcome.program).made(MEMORY_ACTIONS, made_by, outcome.step_ns)
     speedup = sequential_ns / outcome.step_ns
-    return Row(MEMORY_ACTIONS, plan.streams, outcome.step_ns, speedup, outcome.peak_bytes, schedule, plan)
+    return Row(
+        MEMORY_ACTIONS, plan.streams, outcome.step_ns, speedup, outcome.peak_bytes, schedule, plan, acting.events
+    )
 
 
 def _choose_within(
@@ -189,7 +191,7 @@ def _choose_within(
     if not plain:
         return acting[0]
     best = choose(plain, graph.hardware, sequential_ns, graph.may_lose_cache, graph.less_known)
-    ahead = [row for row in acting if row.makespan_ns < best.makespan_ns * (1 - SEARCH_MARGIN)]
+    ahead = [row for row in acting if row.compared_ns < best.compared_ns * (1 - SEARCH_MARGIN)]
     return ahead[0] if ahead else best
 
 

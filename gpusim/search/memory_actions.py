@@ -4,7 +4,10 @@ Papers plan memory for one stream, and schedulers leave memory out. Here each ca
 policy (`gpusim.memplan.policies.least_time`) at several budgets up to the limit, and a stream for each op.
 
 1. *Seeds.* Each plan with the streams of the fastest schedules, and with streams given in the plan's own launch order.
-2. *Moves.* Some ops that follow each other on a stream go to another one; a faster candidate within the limit stays.
+2. *Moves.* Some ops that follow each other on a stream go to another one; a better candidate within the limit stays.
+
+Candidates are compared as schedules are (`gpusim.search.events`), by the events that their ops wait for. Events of
+copies do not count: the time of an event was found on schedules without memory actions.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ import numpy as np
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
+from gpusim.memplan.lowering import schedule_of
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import StepSync
 from gpusim.policies.shared.list_scheduling import FastLists
+from gpusim.search.events import compared_ns, events_of
 
 #: Policy name of the schedules found here.
 MEMORY_ACTIONS: Final = "memory_actions"
@@ -38,9 +44,11 @@ MOST_MOVED: Final = 16
 
 @dataclass(frozen=True)
 class Acting:
-    """The fastest schedule with memory actions found."""
+    """The best schedule with memory actions found."""
 
     outcome: Outcome
+    events: int
+    """Events that its ops wait for, without those of copies."""
     evaluations: int
     """Number of simulated candidates."""
     interrupted: bool
@@ -57,9 +65,9 @@ def search_memory_actions(
     evaluations: int | None = None,
     progress: Callable[[float, float], None] = lambda share, best_ns: None,
 ) -> Acting:
-    """Return the fastest plan found on up to `streams` streams for ops.
+    """Return the best plan found on up to `streams` streams for ops.
 
-    `schedules` come fastest first. The search ends after `budget_s` seconds or `evaluations` candidates, and tries the
+    `schedules` come best first. The search ends after `budget_s` seconds or `evaluations` candidates, and tries the
     first plan on several streams in any case. Raises `PlanError` where no plan keeps the limit, and for a step without
     tensors.
     """
@@ -92,7 +100,7 @@ def search_memory_actions(
             search.try_plan(_moved(search.best, streams, dice))
     except KeyboardInterrupt:  # the best so far
         interrupted = True
-    return Acting(search.evaluator.evaluate(search.best), search.tried, interrupted)
+    return Acting(search.evaluator.evaluate(search.best), search.events, search.tried, interrupted)
 
 
 class _Search:
@@ -104,21 +112,26 @@ class _Search:
         setting = Setting(graph, self.evaluator.storages)
         self.planner = LeastTime(setting, self.evaluator)
         self.lists = FastLists(graph)
+        self.sync = StepSync.of(graph.trace, graph.preds, {})
         self.best = MemoryPlan()
         self.best_ns = 0
+        self.events = 0
         self.tried = 0
 
     def try_plan(self, plan: MemoryPlan) -> None:
-        """Keep a plan if it is the first or faster, and within the limit."""
+        """Keep a plan if it is the first or better, and within the limit."""
         self.tried += 1
         try:
             program = self.evaluator.program(plan)
             step_ns = self.evaluator.time(program).makespan_ns
         except PlanError:  # the actions of one launch order may be impossible in another
             return
-        if self.best_ns and (step_ns >= self.best_ns or self.evaluator.evaluate(plan).peak_bytes > self.limit_bytes):
-            return
-        self.best, self.best_ns = plan, step_ns
+        events = events_of(self.graph, schedule_of(program), self.sync)
+        if self.best_ns:
+            better = compared_ns(step_ns, events) < compared_ns(self.best_ns, self.events)
+            if not better or self.evaluator.evaluate(plan).peak_bytes > self.limit_bytes:
+                return
+        self.best, self.best_ns, self.events = plan, step_ns, events
 
     def seeds(self, schedules: Sequence[Schedule], streams: int) -> Iterator[MemoryPlan]:
         """Yield plans of smaller budgets on several streams."""

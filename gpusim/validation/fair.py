@@ -1,7 +1,8 @@
 """A fair comparison: every policy and the search on the same kernels, each with the same number of trials on the GPU.
 
-All are planned on the captured kernels, and once more on those that are fastest alone. Of each the schedules predicted
-best are tried, whatever their number of streams, and the fastest is replayed. A row of the search is a searched one.
+All are planned on the captured kernels, and once more on those that are fastest alone. Of each the schedules compared
+best (`gpusim.search.events`) are tried, whatever their number of streams, and the fastest is replayed. A row of the
+search is a searched one.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import SEARCHED
+from gpusim.search.events import compared_ns, events_of
 from gpusim.search.explore import explore
 from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS
 from gpusim.validation.stage_times import StageTimes, measured_ios
@@ -35,7 +38,7 @@ def kernels_of(schedule: Schedule) -> Kernels:
 def fair_schedules(
     graph: OpGraph, recipe: Recipe, stage_times: StageTimes | None = None
 ) -> Iterator[tuple[str, Schedule]]:
-    """Yield the `recipe.trials` schedules predicted best of each policy and of the search, on both choices of kernels.
+    """Yield the `recipe.trials` schedules compared best of each policy and of the search, on both choices of kernels.
 
     `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all. `MEASURED_IOS` has
     schedules on captured kernels, whose stages were measured, and those with merged convolutions in place of chosen
@@ -44,34 +47,28 @@ def fair_schedules(
     choices: list[tuple[int, ...]] = [()]
     if graph.variants:
         choices.append(ranked_variants(graph, 0.0))
+    evaluator, step = Evaluator(graph), StepSync.of(graph.trace, graph.preds, {})
     for variants in choices:
         planned_on = dataclasses.replace(graph.choosing(variants), variants=())
-        evaluator = Evaluator(planned_on)
         for policy in recipe.policies:
-            if policy == FASTEST_KERNELS:
-                made = [Schedule.in_recorded_order(len(graph))] if variants else []
-            elif policy == SEARCH:
-                made = _searched(planned_on, recipe)
-            elif policy == MEASURED_IOS:
-                if stage_times is not None:
-                    made = [
-                        measured_ios(graph, count, stage_times, merging=bool(variants))
-                        for count in slow_counts(recipe.streams)
-                    ]
-                    made = [each for each in made if each.has_variants == bool(variants)]
-                    for each in _best(Evaluator(graph), made, recipe.trials):
-                        yield policy, each
-                continue
+            if policy == MEASURED_IOS:
+                made = _by_stage_times(graph, recipe, stage_times, merging=bool(variants))
             else:
-                made = _planned(planned_on, policy, recipe.streams)
-            for each in _best(evaluator, made, recipe.trials):
-                yield policy, dataclasses.replace(each, variants=variants)
+                planned = _planned(planned_on, policy, recipe) if policy != FASTEST_KERNELS or variants else []
+                made = [dataclasses.replace(each, variants=variants) for each in planned]
+            for each in _best(evaluator, step, made, recipe.trials):
+                yield policy, each
 
 
-def _best(evaluator: Evaluator, made: Sequence[Schedule], trials: int) -> list[Schedule]:
-    """Return the schedules predicted best, of each predicted time the first one."""
-    by_time = {evaluator.makespan_ns(each): each for each in reversed(made)}
-    return [each for _, each in sorted(by_time.items())[:trials]]
+def _best(evaluator: Evaluator, step: StepSync, made: Sequence[Schedule], trials: int) -> list[Schedule]:
+    """Return the schedules compared best, of each predicted time one."""
+    times_ns = [evaluator.makespan_ns(each) for each in made]
+    events = [events_of(evaluator.graph, each, step) for each in made]
+    ranked = sorted(range(len(made)), key=lambda number: compared_ns(times_ns[number], events[number]))
+    of_time: dict[int, Schedule] = {}
+    for number in ranked:
+        of_time.setdefault(times_ns[number], made[number])
+    return list(of_time.values())[:trials]
 
 
 def slow_counts(streams: int) -> tuple[int, ...]:
@@ -79,11 +76,23 @@ def slow_counts(streams: int) -> tuple[int, ...]:
     return tuple(min(count, streams) for count in SLOW_COUNTS)
 
 
-def _planned(graph: OpGraph, name: str, streams: int) -> list[Schedule]:
-    """Return a policy's schedules on each number of streams, and on as many as it takes itself."""
+def _planned(graph: OpGraph, name: str, recipe: Recipe) -> list[Schedule]:
+    """Return a contender's schedules: a policy's on each number of streams, and on as many as it takes itself."""
+    if name == FASTEST_KERNELS:
+        return [Schedule.in_recorded_order(len(graph))]
+    if name == SEARCH:
+        return _searched(graph, recipe)
     policy = POLICIES[name]
-    counts = slow_counts(streams) if policy.slow else (*stream_counts(streams), MAX_STREAMS)
+    counts = slow_counts(recipe.streams) if policy.slow else (*stream_counts(recipe.streams), MAX_STREAMS)
     return [policy(graph, count) for count in policy.stream_counts(counts)]
+
+
+def _by_stage_times(graph: OpGraph, recipe: Recipe, stage_times: StageTimes | None, *, merging: bool) -> list[Schedule]:
+    """Return the schedules of IOS by measured stage latencies, with merged convolutions or without; none unmeasured."""
+    if stage_times is None:
+        return []
+    made = [measured_ios(graph, count, stage_times, merging=merging) for count in slow_counts(recipe.streams)]
+    return [each for each in made if each.has_variants == merging]
 
 
 def _searched(graph: OpGraph, recipe: Recipe) -> list[Schedule]:

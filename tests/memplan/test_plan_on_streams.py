@@ -16,13 +16,16 @@ from gpusim.errors import PlanError, ScheduleError
 from gpusim.formats.trace import GroundTruth, HostLink, Timing
 from gpusim.memplan.checks import check_timeline
 from gpusim.memplan.evaluate import MemoryEvaluator
-from gpusim.memplan.lowering import lower_program
+from gpusim.memplan.lowering import lower_program, schedule_of
 from gpusim.memplan.memory import memory_of
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo, read_memory_plan, write_memory_plan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.least_time import LeastTime
 from gpusim.memplan.program import program_of
 from gpusim.memplan.waits import waits_of
+from gpusim.plan.sync import StepSync
+from gpusim.search import events
+from gpusim.search.events import events_of
 from gpusim.search.explore import explore
 from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
 from gpusim.step import load
@@ -139,8 +142,11 @@ def test_recomputation_runs_on_the_stream_of_the_op_that_needs_it() -> None:
     MemoryEvaluator(graph_of(trace)).evaluate(MemoryPlan(redos=(redo,), op_streams=streams))
 
 
-def test_search_keeps_the_limit_and_is_faster_than_one_stream() -> None:
-    """GoogLeNet has branches: half the memory, and less time than our policy on one stream; the same by each engine."""
+def test_search_keeps_the_limit_and_is_faster_than_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GoogLeNet has branches: half the memory, and less time than our policy on one stream; the same by each engine.
+
+    Where an event counts for more than any predicted time, the plan without events stays: all ops on one stream.
+    """
     graph = load(GOOGLENET).graph
     evaluator = MemoryEvaluator(graph)
     setting = Setting(graph, evaluator.storages)
@@ -153,6 +159,11 @@ def test_search_keeps_the_limit_and_is_faster_than_one_stream() -> None:
     assert found.step_ns < one.step_ns
     slow = MemoryEvaluator(graph, "reference").evaluate(found.plan)
     assert (slow.step_ns, slow.peak_bytes) == (found.step_ns, found.peak_bytes)
+    step = StepSync.of(graph.trace, graph.preds, {})
+    assert acting.events == events_of(graph, schedule_of(found.program), step) > 0
+    monkeypatch.setattr(events, "EVENT_NS", 10**9)
+    held = search_memory_actions(graph, (), limit, 4, budget_s=60, seed=0, evaluations=2)
+    assert (held.events, held.outcome.plan) == (0, one.plan)
 
 
 def test_an_interrupted_search_keeps_the_best_so_far() -> None:

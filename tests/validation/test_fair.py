@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import RecipeError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.recipe import Case, Recipe
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
+from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
+from gpusim.search import events
 from gpusim.trace.store import read_trace
 from gpusim.validation import stages
 from gpusim.validation.chosen import Chosen
@@ -73,6 +77,18 @@ def test_every_policy_has_as_many_trials_as_asked_for_and_all_run_the_same_chose
 def test_fastest_kernels_are_one_row_on_one_stream(planned: list[tuple[str, Schedule]]) -> None:
     (alone,) = [each for policy, each in planned if policy == FASTEST_KERNELS]
     assert (alone.stream_count, alone.has_variants) == (1, True)
+
+
+def test_trials_are_of_the_schedules_compared_best(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an event counts for more than any predicted time, a policy's only trial has its fewest events."""
+    monkeypatch.setattr(events, "EVENT_NS", 10**9)
+    plan = msgspec.structs.replace(recipe(Path()), policies=("opara",), trials=1)
+    (tried,) = [each for _, each in fair_schedules(graph, plan) if not each.has_variants]
+    made = [POLICIES["opara"](graph, count) for count in stream_counts(plan.streams)]
+    step = StepSync.of(graph.trace, graph.preds, {})
+    counts = [events.events_of(graph, each, step) for each in made]
+    fastest = min(made, key=Evaluator(graph).makespan_ns)
+    assert events.events_of(graph, tried, step) == min(counts) < counts[made.index(fastest)]
 
 
 def test_a_row_of_the_search_is_no_schedule_of_a_policy(graph: OpGraph, planned: list[tuple[str, Schedule]]) -> None:
