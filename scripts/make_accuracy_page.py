@@ -207,12 +207,12 @@ def repeats() -> list[str]:
         if not file.is_file():
             continue
         for case, replayed in zip(results.cases, read_replayed(file), strict=True):
-            if case.streams > 1 and case.fastest_ns:
+            if case.streams > 1 and case.fastest_ns and case.outputs_equal:
                 recordings.append(case.slowest_ns / case.fastest_ns - 1)
             step = (case.trace, replayed.trace_hash)
             schedule = replayed.schedule
             key = (*step, schedule.order, schedule.streams, schedule.variants, schedule.partitions)
-            if case.streams > 1:
+            if case.streams > 1 and case.outputs_equal:
                 times.setdefault(key, {}).setdefault(name, []).append(case.measured_ns)
             sequential.setdefault(step, {}).setdefault(name, []).append(case.sequential_ns)
     rows = {

@@ -35,8 +35,11 @@ class Fidelity:
 
 
 def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
-    """Return the statistics of cases on several streams; None where there are none."""
-    used = [case for case in cases if case.streams > 1]
+    """Return the statistics of cases on several streams; None where there are none.
+
+    A replay whose outputs are outside the tolerance has no valid time, and does not count.
+    """
+    used = [case for case in cases if case.streams > 1 and case.outputs_equal]
     if not used:
         return None
     errors = sorted(abs(case.error) for case in used)

@@ -15,6 +15,7 @@ def case(
     streams: int = 4,
     interval_ns: tuple[int, int] = (0, 0),
     fitted: bool = False,
+    outputs_equal: bool = True,
 ) -> ResultCase:
     """Make a replayed schedule."""
     return ResultCase(
@@ -35,7 +36,7 @@ def case(
         sequential_interval_ns=(2000, 2000),
         predicted_sequential_ns=2000,
         eager_ns=5000,
-        outputs_equal=True,
+        outputs_equal=outputs_equal,
         bit_equal=True,
         worst_error=0.0,
         sequential_error=0.0,

@@ -77,6 +77,14 @@ def test_errors_are_shares_of_the_measured_time_over_schedules_on_several_stream
     assert found.bias == pytest.approx(-0.0125)
 
 
+def test_a_replay_with_other_outputs_counts_nowhere() -> None:
+    cases = [*step(1, 2, 3, 4, 5, 6, 7, 8), case(9000, 1, outputs_equal=False)]
+    found = fidelity(cases)
+    assert found is not None
+    assert (found.schedules, found.largest, found.regret) == (8, pytest.approx(0.08), (0.0,))
+    assert fidelity(cases[-1:]) is None
+
+
 def test_twenty_schedules_tell_the_90th_from_the_95th_percentile() -> None:
     found = fidelity([case(1000 + error, 1000) for error in range(1, 21)])
     assert found is not None
