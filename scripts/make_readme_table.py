@@ -6,14 +6,18 @@ With --check nothing is written, and the exit status is 1 where README.md is out
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpusim.formats.results import ResultCase, Results, first_of_each_step, newest_results, read_results
 from gpusim.io.files import write_bytes
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.report.pages import with_section
 from gpusim.search.budget import SEARCH
+from gpusim.validation.again import replayed_schedules
 from gpusim.validation.recipe import FASTEST_KERNELS
 from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed
 
@@ -64,15 +68,33 @@ def section(runs: Sequence[tuple[str, Results]], origins: Mapping[str, str]) -> 
 
 
 def policy_schedules(path: Path) -> dict[str, str]:
-    """Return trace -> policy, where a results file's searched schedule equals that of a policy op for op."""
+    """Return trace -> policy, where a results file's searched schedule equals that of a policy op for op.
+
+    That is one replayed in the same run, or one that a policy plans today on the kernels of the searched schedule and
+    as many streams. Policies that take seconds a call do not plan anew.
+    """
     schedules = read_replayed(path.with_name(path.stem + SUFFIX))
-    policy_of = {}
+    policy_of: dict[str, str] = {}
     for mine in schedules:
         for other in schedules:
             same = (other.trace, other.order, other.stream_of) == (mine.trace, mine.order, mine.stream_of)
             if mine.policy == SEARCH and other.policy in POLICIES and same and _kernels(mine) == _kernels(other):
                 policy_of.setdefault(mine.trace, other.policy)
+    for case, graph, searched in replayed_schedules(path):
+        if case.policy == SEARCH and case.streams > 1 and case.trace not in policy_of:
+            alike = planned_alike(dataclasses.replace(graph.choosing(searched.variants), variants=()), searched)
+            if alike:
+                policy_of[case.trace] = alike[0]
     return policy_of
+
+
+def planned_alike(graph: OpGraph, schedule: Schedule) -> list[str]:
+    """Return the policies that give ops this launch order and these streams; `graph` has the schedule's kernels."""
+    counts = (schedule.stream_count,)
+    made = (
+        (name, make(graph, n)) for name, make in POLICIES.items() if not make.slow for n in make.stream_counts(counts)
+    )
+    return [name for name, each in made if (each.order, each.streams) == (schedule.order, schedule.streams)]
 
 
 def _kernels(schedule: ReplayedSchedule) -> list[tuple[int, int]]:

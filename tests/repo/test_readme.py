@@ -17,11 +17,13 @@ from gpusim.errors import OutputError
 from gpusim.formats.hardware import load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.report.pages import with_section
 from gpusim.trace.store import bundled_traces, load_trace, read_manifest
 from gpusim.units import format_times_ns
 from gpusim.validation.tables import write_results
+from tests.support.helpers import make_hardware, make_trace, op
 from tests.support.made_results import case as make_case
 from tests.support.made_results import make_results
 
@@ -93,10 +95,25 @@ def test_readme_tells_what_kernels_gain_and_what_streams_gain_apart() -> None:
         assert abs(over_eager / (eager / schedule) - 1) < 0.01
 
 
-def test_readme_marks_a_searched_schedule_that_is_a_policys() -> None:
+@pytest.mark.parametrize(
+    ("step", "policy"),
+    [
+        ("nasnetalarge-infer-b1", "critical_path"),  # on captured kernels, replayed in the same run
+        ("squeezenet1_1-infer-b1", "round_robin"),  # on chosen kernels, where the run has no row of a policy
+    ],
+)
+def test_readme_marks_a_searched_schedule_that_is_a_policys(step: str, policy: str) -> None:
     text = (ROOT / "README.md").read_text("utf-8").partition("<!-- results:begin -->")[2]
-    (row,) = [line for line in text.splitlines() if line.startswith("| `nasnetalarge-infer-b1`")]
-    assert [cell.strip() for cell in row.split("|")][10] == "critical_path"
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| `{step}`")]
+    assert [cell.strip() for cell in row.split("|")][10] == policy
+
+
+def test_a_schedule_is_a_policys_if_launch_order_and_streams_are_equal() -> None:
+    """Two chains that do not meet: by turns on two streams is round_robin's; both on one of two streams is nobody's."""
+    graph = OpGraph.build(make_trace([op("a"), op("b"), op("c", "a"), op("d", "b")]), make_hardware())
+    alike = script("make_readme_table").planned_alike
+    assert "round_robin" in alike(graph, POLICIES["round_robin"](graph, 2))
+    assert alike(graph, Schedule((0, 1, 2, 3), (0, 0, 1, 0))) == []
 
 
 def test_fair_comparison_is_that_of_the_hand_worked_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
