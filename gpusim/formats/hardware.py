@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from gpusim.defaults import DEFAULT_HARDWARE
-from gpusim.errors import HardwareError, UnknownNameError
+from gpusim.errors import HardwareError
 from gpusim.formats.trace import Dtype
 from gpusim.io import file_limits
 from gpusim.io.files import Document, read_document
-from gpusim.io.opening import names_a_file
+from gpusim.io.opening import bundled_or_file
 from gpusim.io.resources import resource_dir
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import format_bytes
@@ -349,13 +349,8 @@ def bundled_hardware() -> dict[str, Path]:
 
 
 def load_hardware(name_or_file: str) -> HardwareModel:
-    """Load a hardware model by file name (`.json`) or bundled name. Raises `HardwareError`, `UnknownNameError`."""
-    if names_a_file(name_or_file, ".json"):
-        return read_hardware(Path(name_or_file))
-    bundled = bundled_hardware()
-    if name_or_file not in bundled:
-        raise UnknownNameError("hardware", name_or_file, bundled)
-    return read_hardware(bundled[name_or_file])
+    """Load a hardware model by bundled name or file name (`.json`). Raises `HardwareError`, `UnknownNameError`."""
+    return read_hardware(bundled_or_file("hardware", name_or_file, bundled_hardware(), ".json"))
 
 
 def default_hardware(gpu: str) -> HardwareModel:

@@ -11,11 +11,11 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from gpusim.errors import TopologyError, UnknownNameError
+from gpusim.errors import TopologyError
 from gpusim.formats.hardware import HardwareModel, Rate, TimeNs
 from gpusim.io import file_limits
 from gpusim.io.files import Count, Document, Positive, read_document
-from gpusim.io.opening import names_a_file
+from gpusim.io.opening import bundled_or_file
 from gpusim.io.resources import resource_dir
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.units import counted
@@ -148,13 +148,8 @@ def bundled_topologies() -> dict[str, Path]:
 
 
 def load_topology(name_or_file: str) -> Topology:
-    """Load a topology by file name (`.json`) or bundled name. Raises `TopologyError`, `UnknownNameError`."""
-    if names_a_file(name_or_file, ".json"):
-        return read_topology(Path(name_or_file))
-    bundled = bundled_topologies()
-    if name_or_file not in bundled:
-        raise UnknownNameError("topology", name_or_file, bundled)
-    return read_topology(bundled[name_or_file])
+    """Load a topology by bundled name or file name (`.json`). Raises `TopologyError`, `UnknownNameError`."""
+    return read_topology(bundled_or_file("topology", name_or_file, bundled_topologies(), ".json"))
 
 
 def default_topology(hardware: HardwareModel) -> Topology:

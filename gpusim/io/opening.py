@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import select
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
 
+from gpusim.errors import UnknownNameError
 from gpusim.units import MIB
 
 #: A pipe or terminal that is silent for this long is given up.
@@ -34,6 +36,18 @@ def names_a_file(name: str, suffixes: str | tuple[str, ...]) -> bool:
     A pipe, a device and a broken link count, so that reading says what is wrong with them; a folder does not.
     """
     return name.endswith(suffixes) or (os.path.lexists(name) and not os.path.isdir(name))
+
+
+def bundled_or_file(kind: str, name: str, bundled: Mapping[str, Path], suffixes: str | tuple[str, ...]) -> Path:
+    """Return the file of a bundled name, which takes precedence over a file of that name, or of a file name.
+
+    Raises `UnknownNameError`, with the nearest name of this `kind`.
+    """
+    if name in bundled:
+        return bundled[name]
+    if names_a_file(name, suffixes):
+        return Path(name)
+    raise UnknownNameError(kind, name, bundled)
 
 
 def read_limited(path: Path, max_bytes: int, max_stream_bytes: int) -> bytes:

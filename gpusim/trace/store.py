@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpusim.errors import TraceError, UnknownNameError
+from gpusim.errors import TraceError
 from gpusim.formats.trace import OLDER_SCHEMAS, SCHEMA, Trace
 from gpusim.io.decompression import decompress
 from gpusim.io.files import (
@@ -19,7 +19,7 @@ from gpusim.io.files import (
     read_document,
     write_document,
 )
-from gpusim.io.opening import names_a_file
+from gpusim.io.opening import bundled_or_file
 from gpusim.io.resources import resource_dir
 from gpusim.trace.check import check_trace
 
@@ -53,12 +53,7 @@ def load_trace(name_or_file: str) -> Trace:
 
     Raises `TraceError` for a bad file and `UnknownNameError`, with the nearest name, for an unknown bundled one.
     """
-    bundled = bundled_traces()
-    if name_or_file in bundled:
-        return read_trace(bundled[name_or_file])
-    if names_a_file(name_or_file, TRACE_SUFFIXES + PROFILE_SUFFIXES):
-        return read_trace(Path(name_or_file))
-    raise UnknownNameError("trace", name_or_file, bundled)
+    return read_trace(bundled_or_file("trace", name_or_file, bundled_traces(), TRACE_SUFFIXES + PROFILE_SUFFIXES))
 
 
 def bundled_traces() -> dict[str, Path]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpusim.errors import FileError, OutputError, TraceError
+from gpusim.formats.hardware import load_hardware
+from gpusim.formats.topology import load_topology
 from gpusim.importers import examine
 from gpusim.importers.recognise import is_foreign
 from gpusim.io import opening
 from gpusim.io.files import read_bytes, read_toml, write_bytes
 from gpusim.io.opening import TooLargeError, UnreadableError, names_a_file, open_file, read_limited
-from gpusim.trace.store import load_trace, read_trace
+from gpusim.trace.store import bundled_traces, load_trace, read_trace
 from gpusim.units import GIB, MIB
 
 
@@ -48,6 +51,20 @@ def fill(path: Path, *pieces: bytes) -> threading.Thread:
     thread = threading.Thread(target=write)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize("load", [load_trace, load_hardware, load_topology])
+def test_a_bundled_name_is_no_file_in_the_working_folder(
+    load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file `h200` there would replace the model of the default GPU without a word."""
+    name = next(iter(bundled_traces())) if load is load_trace else "h200"
+    before = load(name)
+    (tmp_path / name).write_text("no JSON")
+    monkeypatch.chdir(tmp_path)
+    assert load(name) == before
+    with pytest.raises(FileError, match="JSON"):
+        load(f"./{name}")
 
 
 def test_name_of_what_is_there_is_no_bundled_name_unless_it_is_a_folder(tmp_path: Path) -> None:
