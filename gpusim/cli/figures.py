@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from gpusim.cli.common import check_output, tell
-from gpusim.errors import FigureError
+from gpusim.errors import FigureError, OutputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -69,9 +69,17 @@ class FigureFiles:
 def check_figures(html_file: str | None, png_file: str | None) -> FigureFiles:
     """Return the requested files after checking their requirements before long work. Raises as `FigureFiles.write`."""
     files = FigureFiles(check_output(html_file), check_output(png_file))
+    _check_suffix(files.html, "a page for a browser", (".html", ".htm"))
+    _check_suffix(files.png, "a PNG image", (".png",))
     if files:
         with needs_plotly():
             from gpusim.report.figures.output import check_png
         if files.png is not None:
             check_png()
     return files
+
+
+def _check_suffix(file: Path | None, content: str, suffixes: tuple[str, ...]) -> None:
+    """Raise `OutputError` for a name that promises another kind of file; a name without a suffix is a device, say."""
+    if file is not None and file.suffix and file.suffix.lower() not in suffixes:
+        raise OutputError(str(file), f"would hold {content}; use the suffix {suffixes[0]}")
