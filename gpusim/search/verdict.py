@@ -189,8 +189,8 @@ def verdict(
         )
     elif worth_it:
         text = (
-            f"Worth it: {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph with {streams} streams "
-            f"({best_policy}). {room}{source}"
+            f"Worth it: {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph with "
+            f"{counted(streams, 'stream')} ({best_policy}). {room}{source}"
         )
     else:
         why = "even the bound leaves nothing to win" if ceiling < 1.02 else f"the bound is {ceiling:.2f}x ({limit})"

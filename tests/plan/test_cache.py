@@ -74,6 +74,9 @@ def test_interval_of_other_kernels_is_longer_on_the_slow_side_on_one_stream_too(
     )
     bound = bounds(OpGraph.build(make_trace(STEPS, elements=KIB // 4), model))
     found = verdict(model, 2000, 1000, "with variants", 2, bound, other_kernels=True)
+    alone = verdict(model, 2000, 1000, "with variants", 1, bound, other_kernels=True)
+    assert "with 2 streams (with variants)" in found.text
+    assert "with 1 stream (with variants)" in alone.text
     assert found.other_kernels
     assert "other kernels, which are less well known: it may take 10.0% longer" in found.text
     assert "L2" not in found.text
