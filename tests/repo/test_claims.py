@@ -7,12 +7,18 @@ import math
 import re
 import statistics
 
+import msgspec
 import pytest
 
 from gpusim.formats.results import ResultCase, newest_results, read_results
+from gpusim.policies.registry import POLICIES
+from gpusim.quantiles import quantile
+from gpusim.search.budget import SEARCH
 from gpusim.validation.memory_tables import peak_error
-from gpusim.validation.statistics import fidelity
-from tests.repo.test_readme import ROOT
+from gpusim.validation.models import NEAR_FRAC
+from gpusim.validation.recipe import WITHOUT_VARIANTS
+from gpusim.validation.statistics import by_step, fidelity, kendall_tau, regret
+from tests.repo.test_readme import ROOT, script
 
 RESULTS = ROOT / "validate" / "results"
 #: Code that predicted the newest memory plans, before they ran.
@@ -71,6 +77,56 @@ def test_blind_errors_are_those_of_the_results(recipe: str, claim: str) -> None:
         schedules=found.schedules,
     )
     assert text in prose("CHANGELOG.md")
+
+
+def test_blind_errors_of_today_are_those_of_the_stored_predictions() -> None:
+    """Medians and largest errors of the second and third blind set, predicted again."""
+    known = json.loads((ROOT / "tests" / "data" / "predicted_ns.json").read_text(encoding="utf-8"))
+    found = []
+    for recipe in ("blind_kinds", "blind_intervals"):
+        file = newest_results(RESULTS, recipe)
+        pairs = zip(read_results(file).cases, known[file.stem], strict=True)
+        again = [msgspec.structs.replace(case, predicted_ns=predicted_ns) for case, predicted_ns in pairs]
+        errors = fidelity(again)
+        assert errors is not None
+        found.append(errors)
+    medians = " and ".join(f"{100 * errors.median:.1f}" for errors in found)
+    largest = " and ".join(str(rounded_up(errors.largest)) for errors in found)
+    assert f"{medians} % in the median, {largest} % at most" in prose("CHANGELOG.md")
+
+
+def test_pairs_of_kernels_are_as_many_and_as_far_off_as_the_results_say() -> None:
+    document = json.loads((RESULTS / "pairs_h200_20261122.pairs.json").read_text(encoding="utf-8"))
+    left_out = [case for case in document["cases"] if not case["trace"].startswith("googlenet")]
+    errors = sorted(abs(case["predicted_ns"] / case["together_ns"] - 1) for case in left_out)
+    median, p95 = 100 * statistics.median(errors), 100 * quantile(errors, 0.95)
+    claim = f"a median error of {median:.1f} %; 95 % of {len(errors)} are within {p95:.0f} %"
+    assert claim in prose("docs/accuracy.md")
+
+
+def test_order_near_the_best_is_that_of_the_measured_neighbourhoods() -> None:
+    """Kendall's tau of schedules within 5 % of the fastest of their step, and the loss by the one predicted best."""
+    steps = by_step(case for case in cases("neighbours") if case.streams > 1)
+    losses = [regret(of_step) for of_step in steps.values()]
+    taus = []
+    for of_step in steps.values():
+        least_ns = min(case.measured_ns for case in of_step)
+        taus.append(kendall_tau([case for case in of_step if case.measured_ns <= (1 + NEAR_FRAC) * least_ns]))
+    least, *others = sorted(tau for tau in taus if tau is not None)
+    assert len(others) == 4
+    claim = f"kendall tau is {others[0]:.2f} to {others[-1]:.2f} on four steps and {least:.2f} on a small mixture"
+    assert claim in prose("docs/accuracy.md")
+    assert f"the schedule predicted best loses up to {100 * max(losses):.1f} %" in prose("docs/accuracy.md")
+
+
+def test_searched_schedules_on_captured_kernels_gain_as_little_over_all_policies_as_the_changelog_says() -> None:
+    gains = []
+    for of_step in by_step(script("make_accuracy_page").search_cases()).values():
+        if any(case.policy == SEARCH and case.streams > 1 for case in of_step):
+            (searched,) = (case for case in of_step if case.policy == WITHOUT_VARIANTS)
+            gains.append(min(case.measured_ns for case in of_step if case.policy in POLICIES) / searched.measured_ns)
+    assert len(gains) == 12
+    assert f"over the best of all policies it is {statistics.geometric_mean(gains):.3f}" in prose("CHANGELOG.md")
 
 
 def test_ranks_are_as_many_and_as_far_off_as_the_results_say() -> None:
