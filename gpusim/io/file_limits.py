@@ -22,6 +22,8 @@ FREE_EXPANSION_BYTES: Final = 32 * MIB
 MAX_STREAM_BYTES: Final = 256 * MIB
 #: Sweep files and recipes are written by hand.
 MAX_TOML_BYTES: Final = MIB
+#: JSON files up to this size may be written by hand, so their keys are checked for repetitions.
+BY_HAND_BYTES: Final = MIB
 
 # --- Memory for the values of a document, counted in its text before decoding ---
 

@@ -28,6 +28,7 @@ from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.io.known_formats import AGAIN, known_format, unknown_format
 from gpusim.io.opening import TooLargeError, UnreadableError, open_to_write, read_limited
 from gpusim.io.packed import read_packed
+from gpusim.io.repeated import repeated_key_place
 from gpusim.notebook import short_fields
 from gpusim.text import short_value
 from gpusim.units import format_bytes
@@ -66,9 +67,15 @@ def read_document(
     """Read a `.json` or `.json.gz` document of type `kind`, with a `schema` field equal to `schema`.
 
     Documents of `older` versions are also read if `kind` allows them, and are returned with this version.
-    Raises `error` for a missing, truncated, wrongly gzipped, non-JSON or ill-typed file, or another schema version.
+    Raises `error` for a missing, truncated, wrongly gzipped, non-JSON or ill-typed file, or another schema version, and
+    for a key that an object has twice in a file small enough to be written by hand.
     """
-    return decode_document(read_bytes(path, error), kind, schema, str(path), error, older)
+    data = read_bytes(path, error)
+    document = decode_document(data, kind, schema, str(path), error, older)
+    place = repeated_key_place(data) if len(data) <= file_limits.BY_HAND_BYTES else None
+    if place is not None:
+        raise error(str(path), "the object has this key twice", place=place)
+    return document
 
 
 def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> DocumentT:

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -465,3 +466,23 @@ def test_foreign_files_and_links_are_left_alone(tmp_path: Path) -> None:
     write_bytes(tmp_path / "out.json", b"mine")
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == [".gpusim-writes-link", ".other.tmp", "out.json", "target"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ('"name"', '"name": "other", "name"', "$.name"),
+        ('"sms"', '"sms": 1, "s\\u006ds"', "$.limits.sms"),
+    ],
+)
+def test_a_key_twice_in_a_file_written_by_hand_is_refused_with_its_place(
+    tmp_path: Path, old: str, new: str, place: str
+) -> None:
+    text = bundled_hardware()["h200"].read_text()
+    assert old in text
+    file = tmp_path / "twice.json"
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(HardwareError, match=re.escape(f"{file}: {place}: ") + ".*twice"):
+        read_hardware(file)
+    file.write_text(text)
+    assert read_hardware(file).name == "h200"
