@@ -16,6 +16,7 @@ import torch
 from gpusim.errors import CaptureError, GpuError, ReplayError, UnknownNameError
 from gpusim.formats.trace import Mode, Op, TensorInit, Trace
 from gpusim.gpu.capture import capture as capture_module
+from gpusim.gpu.capture import users_errors
 from gpusim.gpu.capture.capture import build_step, capture
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, joint_graph
 from gpusim.gpu.capture.models import AUXILIARY_WEIGHT, ModelStep, load_step
@@ -294,3 +295,10 @@ def test_mistake_while_the_step_runs_is_one_line_with_its_place(line: str, says:
         joint_graph(step)
     assert str(caught.value).startswith(f"{path}:5: the step of 'net' cannot be recorded: {says}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("error", "raised"), [("KeyError", KeyError), ("IndexError", CaptureError)])
+def test_key_that_gpusim_lacks_is_no_error_of_the_user(error: str, raised: type[Exception]) -> None:
+    line = compile(f"raise {error}('a')", f"{users_errors.GPUSIM}ours.py", "exec")
+    with pytest.raises(raised), users_errors.users_code("the step fails"):
+        exec(line)

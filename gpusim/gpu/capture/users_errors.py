@@ -17,8 +17,9 @@ from gpusim.errors import CaptureError, GpusimError
 #: Folders. They end in a separator: torchvision is not torch.
 TORCH: Final = os.path.join(Path(torch.__file__).parent, "")
 GPUSIM: Final = os.path.join(Path(__file__).parents[2], "")
-#: What a call of torch's, or of a function with other parameters, raises at the line of the call.
-_OF_CALLS: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
+#: What a call of torch's, or of a function with other parameters, raises at the line of the call. No `KeyError`: at a
+#: line of gpusim, that is a key that gpusim lacks.
+_OF_CALLS: Final = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)
 _PYTHON: Final = os.path.join(sysconfig.get_path("stdlib"), "")
 
 
