@@ -148,7 +148,8 @@ def _finish(works: Sequence[Any]) -> Finish:
 
 
 def _made(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-    timeout = TIMEOUT if dist.get_backend() == "gloo" else None  # else half an hour for a rank that is gone
+    # Without one, gloo's groups wait half an hour for a rank that is gone. NCCL's default, 10 minutes, is kept.
+    timeout = TIMEOUT if dist.get_backend() == "gloo" else None
     return {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(groups)}
 
 
