@@ -15,6 +15,8 @@ from gpusim.errors import FigureError, OutputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+#: Suffixes of figures and data, which promise their kind of file.
+SUFFIXES = (".html", ".htm", ".png", ".pdf", ".svg", ".jpg", ".jpeg", ".json", ".gz", ".csv")
 MISSING_PLOTLY = "figures need plotly, which is not installed (pip install 'gpusim[app]')"
 
 
@@ -80,6 +82,7 @@ def check_figures(html_file: str | None, png_file: str | None) -> FigureFiles:
 
 
 def _check_suffix(file: Path | None, content: str, suffixes: tuple[str, ...]) -> None:
-    """Raise `OutputError` for a name that promises another kind of file; a name without a suffix is a device, say."""
-    if file is not None and file.suffix and file.suffix.lower() not in suffixes:
+    """Raise `OutputError` for a name that promises another kind of file."""
+    suffix = "" if file is None else file.suffix.lower()
+    if suffix in SUFFIXES and suffix not in suffixes:
         raise OutputError(str(file), f"would hold {content}; use the suffix {suffixes[0]}")
