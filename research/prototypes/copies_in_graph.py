@@ -141,11 +141,8 @@ def graph_of(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def measured(case: Case) -> dict[str, Any]:
-    """Check and time a case."""
-    from gpusim.gpu.optimize.copies import Copies, fresh
-    from gpusim.gpu.replay.timing import host_ns_behind, queued_ns
-
+def prepared(case: Case) -> tuple[list[Any], list[Any], Callable[[], None]]:
+    """Return inputs, results, and the graph's work."""
     device = torch.device("cuda")
     inputs = [torch.zeros(words, device=device) for words in case.inputs]
     results = [torch.zeros(words, device=device) for words in case.results]
@@ -167,6 +164,15 @@ def measured(case: Case) -> dict[str, Any]:
         for result in results:
             torch.mul(inputs[0][:1].expand_as(result), 2.0, out=result)
 
+    return inputs, results, body
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """Check and time a case."""
+    from gpusim.gpu.optimize.copies import Copies, fresh
+    from gpusim.gpu.replay.timing import host_ns_behind, queued_ns
+
+    inputs, results, body = prepared(case)
     ring, copies = Ring(inputs, results), Copies(inputs)
 
     def whole() -> None:
@@ -178,7 +184,7 @@ def measured(case: Case) -> dict[str, Any]:
     torch.cuda.synchronize()
     ring.number.zero_()
     ring.ended.zero_()
-    batches = [[torch.full((words,), float(1 + n), device=device) for words in case.inputs] for n in range(3)]
+    batches = [[torch.full_like(each, float(1 + n)) for each in inputs] for n in range(3)]
 
     def outside(batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         copies(batch)

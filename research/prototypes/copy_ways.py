@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import triton
-from copies_in_graph import CASES, Case, in_a_row_ns, median
+from copies_in_graph import CASES, Case, in_a_row_ns, median, prepared
 from triton import language as tl
 
 from gpusim.gpu.device import provenance, require_gpu
@@ -183,32 +183,6 @@ def launched(driver: Driver, body: Callable[[], None], root: bool = False) -> Ca
         driver("cuGraphLaunch", execution, stream)
 
     return launch
-
-
-def prepared(case: Case) -> tuple[list[Any], list[Any], Callable[[], None]]:
-    """Return inputs, results, and the graph's work."""
-    device = torch.device("cuda")
-    inputs = [torch.zeros(words, device=device) for words in case.inputs]
-    results = [torch.zeros(words, device=device) for words in case.results]
-    lanes = [torch.cuda.Stream() for _ in range(case.streams - 1)]
-    state = [torch.zeros(4096, device=device) for _ in range(case.streams)]
-
-    def body() -> None:
-        first = torch.cuda.current_stream()
-        for number, tensor in enumerate(state):
-            lane = lanes[number - 1] if number else first
-            if number:
-                lane.wait_stream(first)
-            with torch.cuda.stream(lane):
-                torch.add(tensor, inputs[0][:4096], out=tensor)
-                for _ in range(case.kernels):
-                    tensor.mul_(0.5)
-        for lane in lanes:
-            first.wait_stream(lane)
-        for result in results:
-            torch.mul(inputs[0][:1].expand_as(result), 2.0, out=result)
-
-    return inputs, results, body
 
 
 def measured(case: Case, driver: Driver) -> dict[str, Any]:
