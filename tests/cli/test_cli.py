@@ -365,19 +365,6 @@ def test_output_that_the_command_line_names_twice_is_refused(trace: Path, tmp_pa
     assert run("export", trace, "--kineto", os.devnull, "--execution-trace", os.devnull).code == 0
 
 
-@pytest.mark.parametrize(
-    ("option", "name", "suffix"), [("--html", "page.pdf", ".html"), ("--png", "page.html", ".png")]
-)
-def test_a_figure_is_not_written_under_the_suffix_of_another_kind(
-    option: str, name: str, suffix: str, trace: Path, tmp_path: Path, run: Run
-) -> None:
-    file = tmp_path / name
-    line = refused(run("simulate", trace, option, file))
-    assert f"{name}: would hold" in line
-    assert f"use the suffix {suffix}" in line
-    assert not file.exists()
-
-
 @pytest.mark.parametrize("writer", WRITERS, ids=["explore", "simulate"])
 def test_full_disk_leaves_nothing_half_written(
     writer: tuple[str, ...], trace: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch

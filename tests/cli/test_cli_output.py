@@ -89,6 +89,21 @@ def test_an_output_file_on_a_full_disk_is_one_line_and_exit_code_2(folder: Path,
     assert (code, errors) == (2, "gpusim: /dev/full: cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "problem"),
+    [
+        ("--html", "page.pdf", "would hold a page for a browser; use the suffix .html"),
+        ("--png", "page.html", "would hold a PNG image; use the suffix .png"),
+    ],
+)
+def test_a_figure_is_not_written_under_the_suffix_of_another_kind(
+    folder: Path, option: str, name: str, problem: str
+) -> None:
+    code, errors = gpusim(folder, "simulate", "t.json", option, name, stdout=subprocess.DEVNULL)
+    assert (code, errors) == (2, f"gpusim: {name}: {problem}\n")
+    assert not (folder / name).exists()
+
+
 def test_output_in_an_encoding_that_lacks_a_character_is_no_traceback(folder: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "gpusim", "limits", "t.json", "--streams", "2"]
