@@ -27,7 +27,7 @@ from gpusim.memplan.evaluate import MemoryEvaluator, Outcome
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.least_time import LeastTime
-from gpusim.memplan.policies.registry import MEMORY_POLICIES
+from gpusim.memplan.policies.registry import MEMORY_POLICIES, RegisteredMemoryPolicy
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, trace_sha256
 from gpusim.validation.case_work import result_case
@@ -118,21 +118,30 @@ def _outcomes(evaluator: MemoryEvaluator, base: Outcome, recipe: Recipe) -> Iter
     planner = LeastTime(setting, evaluator)
     peaks: dict[int, None] = {}
     for name in recipe.memory_policies:
-        policy = MEMORY_POLICIES[name]
-        budgets = [round(base.peak_bytes * share) for share in recipe.memory_budgets] if policy.takes_budget else [0]
-        for budget in budgets:
-            try:
-                outcome = evaluator.evaluate(policy(replace(setting, budget_bytes=budget or None)))
-            except GpusimError:
-                if not budget:  # a budget may be below the reach of any plan
-                    raise
-                continue
+        for budget, outcome in _of_policy(MEMORY_POLICIES[name], setting, evaluator, base, recipe.memory_budgets):
             peaks[outcome.peak_bytes] = None
             yield budget, outcome
     for peak_bytes in peaks if recipe.memory_matched else ():
         with suppress(PlanError):  # as above
             plan = planner.plan_for(peak_bytes)
             yield peak_bytes, evaluator.evaluate(plan.made(LEAST_TIME))
+
+
+def _of_policy(
+    policy: RegisteredMemoryPolicy, setting: Setting, evaluator: MemoryEvaluator, base: Outcome, shares: Sequence[float]
+) -> Iterator[tuple[int, Outcome]]:
+    """Yield a policy's plans: one per budget in its reach; else, and where it takes none, its own plan, budget 0."""
+    budgets = [round(base.peak_bytes * share) for share in shares] if policy.takes_budget else []
+    reached = False
+    for budget in budgets:
+        try:
+            outcome = evaluator.evaluate(policy(replace(setting, budget_bytes=budget)))
+        except GpusimError:  # a budget may be below the reach of any plan
+            continue
+        reached = True
+        yield budget, outcome
+    if not reached:
+        yield 0, evaluator.evaluate(policy(setting))
 
 
 def _predicted(evaluator: MemoryEvaluator, outcome: Outcome, budget: int, made_by: str) -> PredictedPlan:

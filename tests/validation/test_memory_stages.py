@@ -131,6 +131,23 @@ def measured(recipe: Recipe, folder: Path) -> list[str]:
     return said
 
 
+@pytest.mark.parametrize(("share", "budgets"), [(0.01, [0]), (1.0, [2864123904])])
+def test_policy_without_a_plan_for_the_budget_has_its_own(tmp_path: Path, share: float, budgets: list[int]) -> None:
+    """PyTorch's budget has no plan within a hundredth of the peak; its usual one, of half the activations, is kept."""
+    path = tmp_path / "vgg16-train-b16.json.gz"
+    write_trace(read_trace(trace_files(FIRST)["vgg16-train-b16"]), path)
+    recipe = Recipe(
+        name="memory",
+        case=(Case(spec="torchvision:vgg16", mode="train", batch=16),),
+        memory_policies=("torch_budget",),
+        memory_budgets=(share,),
+        traces=str(tmp_path),
+    )
+    plans = memory_stages.read_memory_predictions(memory_stages.predict_memory(path, recipe), path).plans
+    assert [plan.budget_bytes for plan in plans] == budgets
+    assert [plan.plan.policy for plan in plans] == ["torch_budget"]
+
+
 def test_rows_join_those_of_another_day(replayed: Replayed, made: tuple[Recipe, Path, Path]) -> None:
     """No row of another day is lost, and each row's plan is at the same place."""
     recipe, folder, _ = made
