@@ -79,7 +79,7 @@ def compiled_calls(
         begun = {index for index, tensor in enumerate(places.tensors) if tensor.init is not None}
 
         def read(lines: Lines) -> Read:
-            noted.layout_optimized = bool(V.graph.layout_opt) and has_images(graph)
+            noted.layout_optimized = bool(V.graph.layout_opt) and has_images(recorded)
             return read_lines(lines, functional, places, calls)
 
         compiled = compile_graph(functional, device.type, training, read, _own_suffix(style) if apart else "")
@@ -94,13 +94,13 @@ def _own_suffix(style: str) -> str:
     return OWN if style == styles.DEFAULT_STYLE else f"{OWN}_{style}"
 
 
-def has_images(graph: JointGraph) -> bool:
-    """Whether a convolution works on images that are not channels last."""
-    for call in graph.calls:
-        if call.function is torch.ops.aten.convolution.default:
-            weight = call.args[1]
-            tensor = graph.inputs[weight.node].tensor if weight.node in graph.inputs else None
-            if tensor is not None and tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):
+def has_images(recorded: Recorded) -> bool:
+    """Whether a convolution works on images that are not channels last, by its weight: autocast may have cast it."""
+    for op in recorded.ops:
+        if op.target == str(torch.ops.aten.convolution.default):
+            weight = recorded.tensors[op.args[1]["tensor"]]
+            form = torch.empty_strided(weight.shape, weight.stride, device="meta")
+            if form.dim() == 4 and not form.is_contiguous(memory_format=torch.channels_last):
                 return True
     return False
 

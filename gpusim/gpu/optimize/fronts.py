@@ -80,9 +80,7 @@ class Inductors:
         return None
 
     def _first_style(self) -> str:
-        graph = self._captured.graph
-        assert graph is not None
-        if self._captured.options.mode != "train" or not has_images(graph):
+        if self._captured.options.mode != "train" or not has_images(self._captured.recorded):
             return first_style(False, False)
         with self._say.stage("layout"):
             times = layout_times(self._captured.trace, self._step.device, self._time_ns)
