@@ -84,8 +84,7 @@ class Inductors:
             return first_style(False, False)
         with self._say.stage("layout"):
             times = layout_times(self._captured.trace, self._step.device, self._time_ns)
-        told = (f"{ns / 1e3:.4g} us" for ns in (times.as_recorded_ns, times.channels_last_ns))
-        self._say("its convolutions take {} as recorded, {} channels last".format(*told))
+        self._say(times.text)
         return first_style(True, times.channels_last_ns < times.as_recorded_ns)
 
     def in_style(self, style: str, noted: Noted | None = None) -> Captured:

@@ -33,6 +33,18 @@ class LayoutTimes:
 
     as_recorded_ns: float
     channels_last_ns: float
+    timed: int
+    """Number of convolutions whose times these are."""
+    convolutions: int
+
+    @property
+    def text(self) -> str:
+        """Summarize the times in one line."""
+        if not self.timed:
+            return "none of its convolutions could be timed"
+        whose = "its" if self.timed == self.convolutions else f"{self.timed} of its {self.convolutions}"
+        times = f"{self.as_recorded_ns / 1e3:.4g} us as recorded, {self.channels_last_ns / 1e3:.4g} us channels last"
+        return f"{whose} convolutions take {times}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ def layout_times(trace: Trace, device: torch.device, time_ns: Callable[[Callable
     limit allows; a call that fails in a layout is left out of both. The user's random numbers are not touched.
     """
     calls = Counter(call for op in trace.ops if (call := _call_of(op, trace)) is not None)
-    begin, given_ns, last_ns = perf_counter(), 0.0, 0.0
+    begin, given_ns, last_ns, timed = perf_counter(), 0.0, 0.0, 0
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for (target, arguments), count in calls.most_common():
             if perf_counter() - begin > LIMIT_S:
@@ -66,8 +78,8 @@ def layout_times(trace: Trace, device: torch.device, time_ns: Callable[[Callable
                 one_ns, other_ns = (time_ns(_work(target, arguments, device, last)) for last in (False, True))
             except RuntimeError:  # out of memory, or no kernel
                 continue
-            given_ns, last_ns = given_ns + count * one_ns, last_ns + count * other_ns
-    return LayoutTimes(given_ns, last_ns)
+            given_ns, last_ns, timed = given_ns + count * one_ns, last_ns + count * other_ns, timed + count
+    return LayoutTimes(given_ns, last_ns, timed, calls.total())
 
 
 def _call_of(op: Op, trace: Trace) -> tuple[str, tuple[Any, ...]] | None:

@@ -74,11 +74,21 @@ def test_a_convolution_that_fails_in_one_layout_counts_in_neither() -> None:
 
     times = layout_times(trace_of(layer, torch.randn(1, 4, 5, 5)), CPU, time_ns)
     assert (times.as_recorded_ns, times.channels_last_ns) == (0.0, 0.0)
+    assert times.text == "none of its convolutions could be timed"
 
 
-def test_nothing_is_timed_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_layout, "LIMIT_S", -1.0)
-    layer = nn.Conv2d(4, 4, 3).requires_grad_(False)
+def test_a_call_that_takes_long_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first takes the whole limit, in each layout; the second is not timed."""
+    now_s = [0.0]
+    monkeypatch.setattr(image_layout, "perf_counter", lambda: now_s[0])
+    layers = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).requires_grad_(False)
     timed: list[tuple[int, ...]] = []
-    layout_times(trace_of(layer, torch.randn(1, 4, 5, 5)), CPU, clock(timed))
-    assert not timed
+    good = clock(timed)
+
+    def time_ns(call: Callable[[], object]) -> float:
+        now_s[0] += image_layout.LIMIT_S + 1
+        return good(call)
+
+    times = layout_times(trace_of(layers, torch.randn(1, 4, 7, 7)), CPU, time_ns)
+    assert timed == [(1, 4, 7, 7)] * 2
+    assert times.text == "1 of its 2 convolutions take 0.03 us as recorded, 0.01 us channels last"
