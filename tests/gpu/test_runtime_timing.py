@@ -70,6 +70,36 @@ def test_the_hosts_pace_leaves_out_calls_that_wait_for_the_queue(monkeypatch: py
     assert held == [4 * 900 * 10]  # twice the time of ten such calls, at two cycles a ns
 
 
+@pytest.mark.parametrize(
+    ("alone_ms", "calls", "ns"),
+    [
+        ([9.9], 2 + 3 * 5, 7.0),  # once to load kernels, once alone, then in rows
+        ([10.0, 12.0], 3, 10e6),
+        ([60.0, 0.1], 3 + 3 * 5, 7.0),  # the host paused
+    ],
+)
+def test_a_long_call_is_timed_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch, alone_ms: list[float], calls: int, ns: float
+) -> None:
+    made: list[int] = []
+    alone = iter(alone_ms)
+
+    def alone_ns(work: Callable[[], object], repeats: int) -> int:
+        for _ in range(repeats):
+            work()
+        return round(next(alone) * 1e6)
+
+    def in_a_row_ns(work: Callable[[], object], repeats: int) -> float:
+        for _ in range(repeats):
+            work()
+        return 7.0
+
+    monkeypatch.setattr(timing, "_round", alone_ns)
+    monkeypatch.setattr(timing, "queued_ns", in_a_row_ns)
+    assert timing.brief_ns(lambda: made.append(1)) == ns
+    assert len(made) == calls
+
+
 def test_contenders_take_turns_and_the_first_of_a_round_alternates(rounds: list[str]) -> None:
     found = time_interleaved({"a": lambda: "a", "bb": lambda: "bb"}, rounds=3)
     assert rounds == ["a", "bb", "bb", "a", "a", "bb"]

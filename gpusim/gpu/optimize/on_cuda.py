@@ -21,7 +21,7 @@ from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
-from gpusim.gpu.replay.timing import host_ns_behind, queued_ns, time_interleaved
+from gpusim.gpu.replay.timing import brief_ns, host_ns_behind, queued_ns, time_interleaved
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
@@ -36,8 +36,6 @@ EAGER_CALLS = 7
 PROFILED_RUNS = 4
 #: Rounds of short work whose time on the GPU is measured.
 AROUND_ROUNDS = 5
-#: Calls in a row, and rounds of them, where many different calls are compared.
-BRIEF_CALLS, BRIEF_ROUNDS = 5, 3
 
 
 @dataclass
@@ -190,9 +188,8 @@ class CudaExecutor:
             return round(statistics.median(queued_ns(call) for _ in range(AROUND_ROUNDS)))
 
     def brief_ns(self, call: Callable[[], object]) -> float:
-        """Return the median GPU time of one call in a row of few, in ns, after one that loads its kernels."""
-        call()
-        return statistics.median(queued_ns(call, BRIEF_CALLS) for _ in range(BRIEF_ROUNDS))
+        """Return the GPU time of one call of few, in ns, as `timing.brief_ns`."""
+        return brief_ns(call)
 
     def host_ns(self, call: Callable[[], object]) -> int:
         """Return the median host time of one call in a row of them, in ns; the GPU is held back meanwhile."""

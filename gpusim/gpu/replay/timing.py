@@ -26,6 +26,8 @@ MEMORY_RESERVE = 2.0
 #: GPU time of one round of one contender, in ms: long against an event's resolution (about 1 us) and a launch.
 ROUND_MS = 10.0
 WARMUP_MS = 25.0
+#: Calls in a row, and rounds of them, where many different calls are compared.
+BRIEF_CALLS, BRIEF_ROUNDS = 5, 3
 #: For how much longer than the host takes the GPU is held back, and clock cycles of a spin for 1 ns.
 HEAD_START, SPIN_CYCLES_PER_NS = 2.0, 2.0
 
@@ -72,6 +74,21 @@ def queued_ns(work: Callable[[], object], calls: int = 20) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) * 1e6 / calls
+
+
+def brief_ns(work: Callable[[], object]) -> float:
+    """GPU time of one call in ns, after one that loads its kernels: for a comparison of many different calls.
+
+    It is the median of a few rounds of few calls in a row. A call as long as `ROUND_MS` is timed alone, so that it
+    costs no more than three times its length; of two such times the shorter counts, as the host may have paused.
+    """
+    work()
+    alone_ns = _round(work, 1)
+    if alone_ns >= ms_to_ns(ROUND_MS):
+        alone_ns = min(alone_ns, _round(work, 1))
+    if alone_ns >= ms_to_ns(ROUND_MS):
+        return alone_ns
+    return statistics.median(queued_ns(work, BRIEF_CALLS) for _ in range(BRIEF_ROUNDS))
 
 
 def host_ns_behind(work: Callable[[], object], calls: int = 10) -> float:
