@@ -19,6 +19,7 @@ from gpusim.defaults import DEFAULT_BATCH_NORM
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.topology import load_topology
+from gpusim.gpu.layerwise.alone import record
 from gpusim.gpu.layerwise.batch import make_data
 from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
@@ -271,6 +272,53 @@ def test_a_data_parallel_rank_copies_no_activation_and_no_gradient_of_one() -> N
     assert written.elements["aten.copy_"] == 0
     assert written.elements["aten.clone"] == 0
     assert written.elements["aten.cat"] == sum(parameter.numel() for parameter in rank.parameters)
+
+
+class Dropping:
+    """One rank of two that both compute every layer, a dropout among them; no rank sends anything."""
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        net = NetworkBuilder("dropping", 2)
+        net.loss(net.linear(net.linear((8, 1, 1), 64, dropout=0.5), 4))
+        graph = net.graph().for_gpus(2)
+        self.rank = Rank(graph, (REPLICATED,) * 3, 2, Alone(number), device=device)
+        self.data = make_data(graph, 0, torch.float32, device)
+        self.losses: list[torch.Tensor] = []
+
+    def run(self) -> None:
+        self.rank.clear()
+        self.losses.append(self.rank.step(self.data))
+
+
+def test_ranks_that_compute_the_same_dropout_draw_the_same_masks_by_themselves() -> None:
+    """In each step other ones, whatever the state of torch's own generator. Other ranks draw their own."""
+    ranks = [Dropping(number, CPU) for number in range(2)]
+    for number, each in enumerate(ranks):
+        torch.manual_seed(number)
+        for _ in range(3):
+            each.run()
+    first, second = ([float(loss) for loss in each.losses] for each in ranks)
+    assert first == second
+    assert len(set(first)) == 3
+    alone = Rank(ranks[0].rank.graph, (Config(n=2),) * 3, 2, Alone(0), device=CPU)
+    assert alone.generator is None, "its parts of the mask are on one rank each"
+
+
+@pytest.mark.gpu
+def test_replays_of_ranks_that_compute_the_same_dropout_draw_the_same_masks() -> None:
+    """Each replay of a CUDA graph draws other ones."""
+    found = []
+    for number in range(2):
+        torch.manual_seed(number)
+        each = Dropping(number, torch.device("cuda"))
+        graph = record(each.run, each.rank.generator)
+        losses = []
+        for _ in range(3):
+            graph.replay()
+            losses.append(float(each.losses[-1]))
+        found.append(losses)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
 
 
 def test_one_device_is_torchs_own_network() -> None:

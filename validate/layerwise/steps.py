@@ -192,6 +192,7 @@ def case(
         module(part.inputs, part.targets).backward()
 
     steps: dict[str, Callable[[], object]] = {"ddp": ddp}
+    generators: dict[str, torch.Generator | None] = {"ddp": None}
     equal: dict[str, bool] = {}
     for plan in PLANS:
         choice = predicted[plan].choice
@@ -209,11 +210,12 @@ def case(
             rank.clear()
             rank.step(data)
 
-        steps[plan] = step
+        steps[plan], generators[plan] = step, rank.generator
     contenders = dict(steps)
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     for plan, run in steps.items():
-        replay, problem = recorded(run, device, warm_up=DDP_WARM_UP if plan == "ddp" else WARM_UP, pool=pool)
+        warm_up = DDP_WARM_UP if plan == "ddp" else WARM_UP
+        replay, problem = recorded(run, device, generator=generators[plan], warm_up=warm_up, pool=pool)
         if replay is None:
             print(f"rank {number} records no graph of {plan}: {problem}", flush=True)
         else:

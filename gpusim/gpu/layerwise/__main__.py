@@ -225,7 +225,7 @@ def _times(rank: Rank, data: Data, steps: int) -> dict[str, object]:
         rank.step(data)
 
     times: dict[str, object] = {"steps_ns": _timed(step, rank.device, steps)}
-    replay, problem = recorded(step, rank.device)
+    replay, problem = recorded(step, rank.device, generator=rank.generator)
     if replay is not None:
         times["graph_steps_ns"] = _timed(replay, rank.device, steps)
     elif rank.device.type == "cuda":

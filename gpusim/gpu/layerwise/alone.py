@@ -18,6 +18,7 @@ from gpusim.defaults import DEFAULT_BATCH_NORM, BatchNorm
 from gpusim.formats.hardware import HardwareModel
 from gpusim.gpu.layerwise.batch import Data
 from gpusim.gpu.layerwise.rank import Rank
+from gpusim.gpu.layerwise.recorded import new_graph
 from gpusim.gpu.layerwise.transport import Alone
 from gpusim.gpu.replay.timing import time_interleaved
 from gpusim.layerwise.compute import PassTimes, share_key
@@ -60,7 +61,7 @@ def time_rank(rank: Rank, data: Data) -> int:
             for index in reversed(range(len(rank.states))):
                 rank.backward_layer(index)
 
-    return _times({"rank": step}, rank.device, RANK_ROUNDS, RANK_MS)["rank"]
+    return _times({"rank": step}, rank, RANK_ROUNDS, RANK_MS)["rank"]
 
 
 def time_shares(
@@ -158,33 +159,32 @@ def _time_share(rank: Rank, index: int, data: Data, flush: torch.Tensor) -> Pass
         contenders |= {"before": nothing_more, "both": both}
         if state.layer.product is not None:
             contenders["without_weights"] = without_weights
-    times = _times(contenders, rank.device, SHARE_ROUNDS, SHARE_MS)
+    times = _times(contenders, rank, SHARE_ROUNDS, SHARE_MS)
     backward = times["both"] - times["before"] if rank.graph.training else 0
     product_ns = max(0.0, float(times["both"] - times["without_weights"])) if "without_weights" in times else None
     forward_ns = max(0.0, float(times["forward"] - times["touch"]))
     return PassTimes(forward_ns, max(0.0, float(backward)), product_ns=product_ns)
 
 
-def _times(
-    contenders: dict[str, Callable[[], None]], device: torch.device, rounds: int, round_ms: float
-) -> dict[str, int]:
+def _times(contenders: dict[str, Callable[[], None]], rank: Rank, rounds: int, round_ms: float) -> dict[str, int]:
     """Median time of each in ns, as a CUDA graph; on the CPU by the host's clock."""
-    if device.type != "cuda":
+    if rank.device.type != "cuda":
         return {name: _host_time(run) for name, run in contenders.items()}
     replays: dict[str, Callable[[], object]] = {}
     for name, run in contenders.items():
-        replays[name] = _recorded(run).replay
+        replays[name] = record(run, rank.generator).replay
     return {name: timing.median_ns for name, timing in time_interleaved(replays, rounds, round_ms).items()}
 
 
-def _recorded(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def record(run: Callable[[], None], generator: torch.Generator | None) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of what a rank runs by itself; `generator` is that of the rank."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
             run()
     torch.cuda.current_stream().wait_stream(side)
-    recorded = torch.cuda.CUDAGraph()
+    recorded = new_graph(generator)
     with torch.cuda.graph(recorded):
         run()
     return recorded

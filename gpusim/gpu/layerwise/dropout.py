@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from gpusim.gpu.layerwise.transport import Transport
+from gpusim.layerwise.configs import Config
 from gpusim.layerwise.layers import DIMS, Layer, LayerOp
 
 Masks = dict[int, torch.Tensor]
@@ -31,17 +31,19 @@ def part_of(mask: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torc
     ]
 
 
-def same_masks(layer: Layer, transport: Transport, gpus: int, device: torch.device, dtype: torch.dtype) -> Masks:
-    """Return the masks of a layer that every rank computes: those that rank 0 draws."""
-    masks = {}
-    for number, op in _drops(layer):
-        extents = _extents(op, layer.output)
-        if transport.rank == 0:
-            masks[number] = (torch.rand(extents, device=device) >= op.options["p"]).to(dtype)
-        else:
-            masks[number] = torch.zeros(extents, device=device, dtype=dtype)
-        transport.all_reduce(masks[number], tuple(range(gpus)))
-    return masks
+def same_masks(layer: Layer, generator: torch.Generator, dtype: torch.dtype) -> Masks:
+    """Draw the masks of a layer that every rank computes, from a generator that all ranks have in the same state."""
+    return {
+        number: torch.empty(_extents(op, layer.output), device=generator.device, dtype=dtype).bernoulli_(
+            1 - op.options["p"], generator=generator
+        )
+        for number, op in _drops(layer)
+    }
+
+
+def draws_same_masks(layer: Layer, config: Config, gpus: int) -> bool:
+    """Whether several ranks compute the whole layer, and it has a dropout."""
+    return config.replicated and gpus > 1 and bool(_drops(layer))
 
 
 def dropped(op: LayerOp, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from gpusim.defaults import DEFAULT_BATCH_NORM, DEFAULT_SEED, BatchNorm
 from gpusim.gpu.layerwise.batch import Data
 from gpusim.gpu.layerwise.buffers import from_batch, gathered, put_together
-from gpusim.gpu.layerwise.dropout import Masks, part_of, same_masks, whole_masks
+from gpusim.gpu.layerwise.dropout import Masks, draws_same_masks, part_of, same_masks, whole_masks
 from gpusim.gpu.layerwise.gradients import gradients_of, keep
 from gpusim.gpu.layerwise.laid_out import check_layer
 from gpusim.gpu.layerwise.operations import (
@@ -74,6 +74,10 @@ class Rank:
         for layer in graph.layers:
             check_layer(layer, device)
         self.states = [self._state(index, seed, same_dropout) for index in range(len(graph))]
+        self.generator = None if same_dropout else self._same_generator(seed)
+        """Draws what all ranks need alike: each rank has it in the same state, and draws the same from it. None if
+        nothing is drawn so.
+        """
         self.users = graph.consumers()
         self.buckets = gradient_buckets(graph, choice, bucket_bytes)
         self._sums = GradientSums(transport, bucket_bytes)
@@ -111,6 +115,12 @@ class Rank:
                 masks = whole_masks(layer, generator)
                 state.masks = {k: part_of(mask, low, high).to(self.device, self.dtype) for k, mask in masks.items()}
         return state
+
+    def _same_generator(self, seed: int) -> torch.Generator | None:
+        layers = zip(self.graph.layers, self.choice, strict=True)
+        if not any(draws_same_masks(layer, config, self.gpus) for layer, config in layers):
+            return None
+        return generator_of(len(self.graph), seed, self.device)  # no layer has this number
 
     def _any_values(self, named: dict[str, Parameter], channels: int) -> dict[str, torch.Tensor]:
         """Random parameters for this many channels, made on the device; sufficient for timing."""
@@ -193,9 +203,9 @@ class Rank:
 
     def _masks(self, state: LayerState) -> Masks:
         """Return the masks of dropout, of which ranks that all compute a layer need the same."""
-        if state.masks or not state.config.replicated or self.gpus == 1:
+        if self.generator is None or not draws_same_masks(state.layer, state.config, self.gpus):
             return state.masks
-        return same_masks(state.layer, self.transport, self.gpus, self.device, self.dtype)
+        return same_masks(state.layer, self.generator, self.dtype)
 
     def _reduce(self, state: LayerState) -> Any:
         return lambda tensor: self.transport.all_reduce(tensor, state.statistics)

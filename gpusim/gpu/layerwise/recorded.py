@@ -12,16 +12,29 @@ import torch.distributed as dist
 WARM_UP: Final = 3
 
 
+def new_graph(generator: torch.Generator | None) -> torch.cuda.CUDAGraph:
+    """Return a graph to record into; each of its replays advances the generator of a rank (`Rank.generator`)."""
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    return graph
+
+
 def recorded(
-    run: Callable[[], object], device: torch.device, *, warm_up: int = WARM_UP, pool: Any = None
+    run: Callable[[], object],
+    device: torch.device,
+    *,
+    generator: torch.Generator | None = None,
+    warm_up: int = WARM_UP,
+    pool: Any = None,
 ) -> tuple[Callable[[], None] | None, str]:
     """Return a replay of a step on all ranks, or None and why a rank cannot record it.
 
-    All ranks call it together. Graphs that replay in turns may share a memory `pool`.
+    All ranks call it together. `generator` is that of the rank. Graphs that replay in turns may share a memory `pool`.
     """
     if device.type != "cuda":
         return None, "no GPU"
-    graph, problem = torch.cuda.CUDAGraph(), ""
+    graph, problem = new_graph(generator), ""
     try:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

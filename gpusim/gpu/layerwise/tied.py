@@ -27,9 +27,9 @@ def whole_parameters(
     return named
 
 
-def generator_of(index: int, seed: int) -> torch.Generator:
-    """Return the generator of a layer's parameters and dropout mask."""
-    return torch.Generator().manual_seed(seed * 100_003 + index)
+def generator_of(index: int, seed: int, device: torch.device | None = None) -> torch.Generator:
+    """Return the generator of a layer's parameters and dropout mask, by default on the CPU."""
+    return torch.Generator(device or "cpu").manual_seed(seed * 100_003 + index)
 
 
 class TiedSums:
