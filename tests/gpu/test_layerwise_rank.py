@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpusim
@@ -25,7 +26,7 @@ from gpusim.gpu.layerwise.one_device import run_on_one_device
 from gpusim.gpu.layerwise.operations import Surroundings, parameters_of, run_layer
 from gpusim.gpu.layerwise.rank import Rank
 from gpusim.gpu.layerwise.sharing import groups_of, sharing
-from gpusim.gpu.layerwise.transport import Alone, Finish, Groups, Tensors
+from gpusim.gpu.layerwise.transport import TIMEOUT, Alone, Distributed, Finish, Groups, Tensors
 from gpusim.layerwise.buckets import Bucket, gradient_buckets
 from gpusim.layerwise.compute import Roofline
 from gpusim.layerwise.configs import REPLICATED, Config, layer_configs
@@ -367,6 +368,16 @@ def test_groups_are_those_that_share_weights_or_statistics() -> None:
     assert sharing(layer, Config(n=2), 4, "local", 3) == ((), ())
     everyone = frozenset({(0, 1, 2, 3)})
     assert groups_of(graph, data_parallel(graph, 4), 4, "local") == Groups(everyone, everyone)
+
+
+def test_every_group_of_ranks_has_the_timeout_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise torch gives each a default of its own, of ten minutes or more."""
+    made: dict[tuple[int, ...], object] = {}
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(dist, "new_group", lambda ranks, timeout=None: made.setdefault(tuple(ranks), timeout))
+    Distributed(Groups(frozenset({(0, 1, 2, 3), (0, 1)}), frozenset({(0, 2), (1, 3)})))
+    assert made == dict.fromkeys([(0, 1), (0, 2), (1, 3)], TIMEOUT)
 
 
 def test_a_layer_that_nothing_runs_is_named() -> None:

@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-#: Timeout of a collective: longer means that a rank was lost.
+#: Timeout of a collective: longer means that a rank was lost. By NCCL, torch's watchdog then ends the process; it does
+#: not watch the collectives of a CUDA graph.
 TIMEOUT: Final = datetime.timedelta(seconds=120)
 Tensors = Sequence[tuple[int, torch.Tensor]]
 """Ranks, each with a tensor for it or from it, which may be a view."""
@@ -148,9 +149,8 @@ def _finish(works: Sequence[Any]) -> Finish:
 
 
 def _made(groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-    # Without one, gloo's groups wait half an hour for a rank that is gone. NCCL's default, 10 minutes, is kept.
-    timeout = TIMEOUT if dist.get_backend() == "gloo" else None
-    return {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in sorted(groups)}
+    # Torch gives a group its own default, 10 to 30 minutes, not the timeout of the group of all ranks.
+    return {ranks: dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in sorted(groups)}
 
 
 class Alone:
