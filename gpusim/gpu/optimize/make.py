@@ -328,6 +328,8 @@ class StepMaker:
             "streams": str(wanted.streams),
             "memory limit": str(wanted.memory_limit_bytes),
             "kernels": " ".join(each for each in wanted.frontends if each == "aten" or wanted.inductor),
+            # Where torch must be deterministic, Inductor's kernels add nothing atomically.
+            "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         }
         return {**self.executor.facts(), **asked}
 

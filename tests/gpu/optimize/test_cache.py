@@ -84,6 +84,17 @@ def test_what_was_made_for_something_else_is_not_used(tmp_path: Path, options: d
     assert Counted.measurements + OtherGpu.measurements == 2
 
 
+def test_a_deterministic_start_uses_nothing_that_need_not_be(tmp_path: Path) -> None:
+    """Kernels of such a start may add atomically, in any order."""
+    fast(net().eval(), X, executor=Counted())
+    torch.use_deterministic_algorithms(True)
+    try:
+        fast(net().eval(), X, executor=Counted())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert Counted.measurements == len(entries(tmp_path)) == 2
+
+
 def test_a_schedule_found_before_must_keep_the_limit_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries may take other workspaces at the second start."""
     model = net().eval()
