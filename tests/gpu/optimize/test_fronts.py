@@ -183,7 +183,7 @@ def test_training_channels_last_ends_as_eager_does(monkeypatch: pytest.MonkeyPat
 def test_a_step_that_cannot_be_channels_last_begins_with_its_own_layout(
     monkeypatch: pytest.MonkeyPatch, cast: bool
 ) -> None:
-    """The layout is tried first, since convolutions are faster in it: 1 forward and 1 backward, each of 2 ns or of 1."""
+    """The layout is tried first, since convolutions are faster in it: 1 forward, 1 backward, of 2 ns and of 1."""
     original = fronts.fused
 
     def fused(step: Any, captured: Captured, style: str, *given: Any) -> Captured:
