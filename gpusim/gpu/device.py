@@ -30,6 +30,11 @@ def require_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def is_another_gpu(device: torch.device, own: torch.device) -> bool:
+    """Whether a device is of the same type as a step's `own`, but not the same one. None as index means the current."""
+    return device.type == own.type and None not in (device.index, own.index) and device.index != own.index
+
+
 #: GPU work queued while the clocks are read, in ns: longer than the reading takes.
 BUSY_NS = 400e6
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.errors import CaptureError, GpuError
@@ -19,7 +20,9 @@ from gpusim.formats.trace import Timing
 from gpusim.gpu.capture import capture as capture_module
 from gpusim.gpu.capture import eager
 from gpusim.gpu.capture import in_memory as front
+from gpusim.gpu.capture.calls import State
 from gpusim.gpu.capture.in_memory import function_step, model_step, options_of
+from gpusim.gpu.capture.listen import Listener
 from gpusim.gpu.profiling import ProfiledOps
 from gpusim.gpu.replay.execute import Runner
 from tests.support.helpers import kernel, make_trace, op
@@ -235,6 +238,17 @@ def test_dtype_that_no_trace_has_is_refused() -> None:
 def test_model_on_another_device_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"'first.weight' is on meta; move the model and its inputs to cpu first"):
         model_step(net().to("meta"), batch()[0], CPU)
+
+
+def test_model_on_another_gpu_is_refused() -> None:
+    """A graph on one GPU would hold no kernels of another. Fake tensors have a device, but no memory there."""
+    first = torch.device("cuda", 0)
+    with FakeTensorMode():
+        model = nn.LayerNorm(4, device="cuda:1")
+        with pytest.raises(CaptureError, match=r"'weight' is on cuda:1, not on cuda:0: call torch.cuda.set_device"):
+            model_step(model, torch.zeros(3, 4, device=first), first)
+        with pytest.raises(CaptureError, match=r"the step computes on cuda:1, too; all of it must be on the same GPU"):
+            Listener(first, [State("table", "constant", model.weight)])
 
 
 def test_what_is_no_model_and_no_function_is_refused() -> None:

@@ -181,12 +181,15 @@ def test_tensors_become_references_and_come_back_as_themselves() -> None:
 
 def test_gpu_of_the_capture_becomes_the_device_of_the_replay() -> None:
     gpu = torch.device("cuda", 1)
-    assert encode(torch.device("cuda", 3), lambda _: 0, gpu) == {"device": "cuda"}
+    assert encode(torch.device("cuda", 1), lambda _: 0, gpu) == {"device": "cuda"}
+    assert encode(torch.device("cuda"), lambda _: 0, gpu) == {"device": "cuda"}
     assert decode({"device": "cuda"}, [], gpu) == gpu
     with pytest.raises(OperatorError, match="unknown device 'cpu'"):
         decode({"device": "cpu"}, [], gpu)
     with pytest.raises(CaptureError, match="the step computes on cpu, too"):
         encode(CPU, lambda _: 0, gpu)
+    with pytest.raises(CaptureError, match="the step computes on cuda:3, too; all of it must be on the same GPU"):
+        encode(torch.device("cuda", 3), lambda _: 0, gpu)
 
 
 def test_what_has_no_encoding_is_refused() -> None:

@@ -21,7 +21,7 @@ from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.capture import capture_recorded
 from gpusim.gpu.capture.options import CaptureOptions, check_frontend
 from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
-from gpusim.gpu.device import explain_out_of_memory, precision, require_gpu, without_autocast
+from gpusim.gpu.device import explain_out_of_memory, is_another_gpu, precision, require_gpu, without_autocast
 
 Say = Callable[[str], None]
 
@@ -279,6 +279,9 @@ def check_devices(
             raise CaptureError(f"'{name}' has no shape yet: call the lazy module once, on an example, first")
         if tensor.device.type != device.type:
             raise CaptureError(f"'{name}' is on {tensor.device}; move the model and its inputs to {device} first")
+        if is_another_gpu(tensor.device, device):
+            number = tensor.device.index
+            raise CaptureError(f"'{name}' is on {tensor.device}, not on {device}: call torch.cuda.set_device({number})")
 
 
 def _named(prefix: str, values: Any, role: Role) -> dict[str, tuple[Role, torch.Tensor]]:

@@ -31,6 +31,7 @@ from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_
 from gpusim.gpu.capture.constants import Constants
 from gpusim.gpu.capture.gradient_flow import GradientFlow, is_numbers
 from gpusim.gpu.capture.users_errors import GPUSIM, TORCH, is_users
+from gpusim.gpu.device import is_another_gpu
 from gpusim.gpu.replay.operators import is_random
 
 _OPTIMIZERS: Final = os.path.join(TORCH, "optim", "")
@@ -397,6 +398,8 @@ class Listener(TorchDispatchMode):
         number = StorageWeakRef(tensor.untyped_storage()).cdata
         if number in self._made:
             raise self.error("a tensor of the step is seen through one that torch's dispatcher did not show")
+        if is_another_gpu(tensor.device, self.device):
+            raise self.error(f"the step computes on {tensor.device}, too; all of it must be on the same GPU")
         if tensor.is_conj() or tensor.is_neg():
             raise self.error("the step reads a conjugate or negative view from before it; call resolve_conj() on it")
         if tensor in self._arrived:

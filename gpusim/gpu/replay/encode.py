@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gpusim.errors import CaptureError, OperatorError, ReplayError
+from gpusim.gpu.device import is_another_gpu
 
 #: torch's value of each dtype name in a trace; no other name from a file is looked up in torch.
 DTYPES: dict[str, torch.dtype] = {
@@ -58,8 +59,8 @@ def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], device: torch.d
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
-        if value.type != device.type:
-            raise CaptureError(f"the step computes on {value.type}, too; all of it must be on the GPU")
+        if value.type != device.type or is_another_gpu(value, device):
+            raise CaptureError(f"the step computes on {value}, too; all of it must be on the same GPU")
         return {"device": "cuda"}
     if isinstance(value, torch.layout):
         return {"layout": str(value).removeprefix("torch.")}
