@@ -6,7 +6,7 @@ import datetime
 import functools
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -33,6 +33,11 @@ def require_gpu() -> torch.device:
 def is_another_gpu(device: torch.device, own: torch.device) -> bool:
     """Whether a device is of the same type as a step's `own`, but not the same one. None as index means the current."""
     return device.type == own.type and None not in (device.index, own.index) and device.index != own.index
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context within which a GPU is the current one: new streams and graphs are on that. No-op for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 #: GPU work queued while the clocks are read, in ns: longer than the reading takes.

@@ -20,6 +20,7 @@ from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
 from gpusim.errors import OptionError
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.device import current
 from gpusim.gpu.optimize.callable import CANNOT
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import Executor
@@ -193,7 +194,7 @@ class AtenGraph:
         gc.collect()
         holders = {memory: memory.holders() for memory in saved.values()}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), current(self._maker.executor.device):
                 variant, _ = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
         except CANNOT as cause:
             self._fail(str(cause).splitlines()[0])

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.errors import GpuError, OptionError
 from gpusim.formats.trace import Frontend
-from gpusim.gpu.device import without_autocast
+from gpusim.gpu.device import current, without_autocast
 from gpusim.gpu.optimize.callable import CANNOT, Gain, OptimizedStep
 from gpusim.gpu.optimize.choose import FRONTENDS, Wanted
 from gpusim.gpu.optimize.executors import Executor
@@ -59,7 +59,7 @@ def optimize(
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Gain]:
         cast = autocast_of(maker.executor.device)
-        with as_outside(), without_autocast(maker.executor.device):
+        with as_outside(), without_autocast(maker.executor.device), current(maker.executor.device):
             fixed = fixed_copies(args, kwargs)
             step = casting(given.step(*fixed, maker.executor.device), cast)
             inputs = [leaf for leaf in pytree.tree_leaves(fixed) if isinstance(leaf, torch.Tensor)]

@@ -7,7 +7,7 @@ import copy
 import pickle
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,10 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpusim.gpu.optimize import dynamo, front
 from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.choose import Wanted
+from gpusim.gpu.optimize.executors import CpuExecutor, Ready
 from gpusim.gpu.optimize.steps import tf32
 from tests.support.optimizing import Twins, batches, captures, close, eager_step, fast, net, same_states, sgd
 
@@ -268,6 +271,37 @@ def test_inference_mode_around_optimizing_and_calls() -> None:
     assert isinstance(step, OptimizedStep)
     close(step(x), inside)
     close(step(x), model(x))
+
+
+@pytest.mark.parametrize("module", [front, dynamo])
+def test_a_step_is_captured_while_its_gpu_is_the_current_one(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call on another shape may come from a thread that never chose a GPU."""
+    now: list[torch.device] = []
+    prepared: list[list[torch.device]] = []
+
+    @contextlib.contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        now.append(device)
+        yield
+        now.pop()
+
+    class Noting(CpuExecutor):
+        def prepare(self, *given: Any) -> Ready:
+            prepared.append(list(now))
+            return super().prepare(*given)
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        return dynamo.compiled(graph, inputs, Wanted(3, 0.02, None), Noting())
+
+    monkeypatch.setattr(module, "current", current)
+    model, x = net().eval(), batches(1)[0][0]
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    step = fast(model, x, executor=Noting()) if module is front else compiled
+    with torch.no_grad():
+        for given in (x, x[:2]):
+            close(step(given), model(given))
+    assert prepared
+    assert all(each == [CpuExecutor.device] for each in prepared)
 
 
 def test_threads_may_call_one_step() -> None:
