@@ -75,6 +75,11 @@ class Problem(ShortRepr):
         """Whether the step has a backward pass."""
         return self.graph.training
 
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all GPUs are on one node."""
+        return self.gpus <= self.topology.gpus_per_node
+
     def share(self, index: int, config: Config) -> Share:
         """Return the busiest GPU's share of a layer."""
         key = (self.first_alike[index], config)
@@ -239,7 +244,8 @@ def _edge_matrix(
         result[chosen] = exchange_ns(topology, moved.busiest[chosen] * size, moved.busiest_node[chosen] * size, int(of))
     result *= passes
     whole, user = (problem.graph.layers[index] for index in pair)
-    alike_parts = [column for column, config in enumerate(user_configs) if config.computing(gpus) == gpus]
+    of_all = [column for column, config in enumerate(user_configs) if config.computing(gpus) == gpus]
+    alike_parts = of_all if problem.on_one_node else []  # else nothing is gathered
     for row, config in enumerate(source_configs):
         for column in alike_parts if config.parts == gpus else ():
             gather = gather_of(problem, whole, config, user, number, user_configs[column])
@@ -248,7 +254,9 @@ def _edge_matrix(
                 result[row, column] = sum(ns + gather.copy_ns for ns in one_way[: passes[column]])
     everywhere = [config.replicated for config in source_configs]
     if any(everywhere):
-        result[everywhere] = [shared_gradient(problem, whole, edge, REPLICATED, config)[0] for config in user_configs]
+        kinds = {config.replicated: config for config in user_configs}  # nothing else of a configuration counts
+        sums_ns = {kind: shared_gradient(problem, whole, edge, REPLICATED, some)[0] for kind, some in kinds.items()}
+        result[everywhere] = [sums_ns[config.replicated] for config in user_configs]
     return result
 
 
@@ -271,7 +279,7 @@ def gather_of(
     problem: Problem, source: Layer, source_config: Config, user: Layer, number: int, user_config: Config
 ) -> Gather | None:
     """Return the gather that moves an input of `user`, if one does. On several nodes pieces are exchanged."""
-    if problem.gpus > problem.topology.gpus_per_node:
+    if not problem.on_one_node:
         return None
     place = gathered_along(source, source_config, user, number, user_config, problem.gpus)
     if place is None:

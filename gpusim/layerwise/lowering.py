@@ -292,7 +292,7 @@ class Lowering:
         layer = self.graph.layers[user]
         source = layer.inputs[number].source
         before, size, gpus = self.graph.layers[source], layer.element_bytes, self.problem.gpus
-        if gpus > self.topology.gpus_per_node:
+        if not self.problem.on_one_node:
             return ((Packing(), Packing()),) * len(self.roles)
         configs = self.choice[source], self.choice[user]
         edges = (pieces(before, configs[0], layer, number, configs[1], gpus, role.gpu) for role in self.roles)

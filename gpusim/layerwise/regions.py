@@ -184,7 +184,8 @@ def _lengths(
     source: Layer, user: Layer, number: int, half: int, own: _Pairs, need: _Pairs, gpus: int, gpus_per_node: int
 ) -> _Areas:
     """Return the areas of one half."""
-    held = sent = wanted = np.ones(1, np.int64)
+    kind = np.int32 if fits(source, user, number, gpus) else np.int64
+    areas = []
     for number_in_half, place in enumerate(_HALVES[half]):
         edge, output = user.inputs[number], user.output[place]
         taken = _Taken(edge.needs[place], source.output[place], edge.extents[place], edge.origin[place])
@@ -194,11 +195,10 @@ def _lengths(
         along = _along(taken, output, distinct, needed_axes, gpus, gpus_per_node)
         rows = np.array([distinct.index(axis) for axis in own_axes])[:, None]
         columns = np.array([needed_axes.index(axis) for axis in need_axes])
-        held = held * along.held[rows, columns]
-        sent = sent * along.sent[rows, columns]
-        wanted = wanted * along.wanted[columns]
-    kind = np.int32 if fits(source, user, number, gpus) else np.int64
-    return _Areas(held.astype(kind), sent.astype(kind), wanted.astype(kind))
+        held, sent, wanted = (lengths.astype(kind) for lengths in (along.held, along.sent, along.wanted))
+        areas.append((held[rows, columns], sent[rows, columns], wanted[columns]))
+    one, other = areas
+    return _Areas(*(length * across for length, across in zip(one, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
