@@ -11,7 +11,8 @@ from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Dtype
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.progress import Progress
-from gpusim.gpu.optimize.python_state import ModuleState, host_draws
+from gpusim.gpu.optimize.python_state import ModuleState, PythonState, host_draws
+from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.snapshot import Snapshot, put_back
 from gpusim.gpu.optimize.verify import apart, results_of_step
 from gpusim.gpu.replay.compare import VARIANT_TOLERANCE
@@ -28,6 +29,7 @@ def timed_eager(
     with say.stage("eager"), put_back(step, roots) as snapshot:
         say("timing the eager step")
         untouched = ModuleState(modules)
+        elsewhere = PythonState(dict.fromkeys(type(module).forward for module in modules))
         try:
             returned = step.run()
         except (torch.cuda.OutOfMemoryError, GpusimError):
@@ -39,17 +41,18 @@ def timed_eager(
             snapshot.check_objects()
             if snapshot.keep_prepared() or untouched.changed() is not None:
                 _check_first(step, snapshot, returned, dtype)
-            after_first = ModuleState(modules)
+            after_first, reads = ModuleState(modules), Reads(roots, modules)
             drawn = host_draws(step.device)
             eager_ns = time_ns(step.run)
             if host_draws(step.device) != drawn:
                 raise CaptureError("the step draws random numbers on the host, which a captured step would not")
             snapshot.check_modules()
-            changed = after_first.changed()
+            changed = after_first.changed() or reads.changed()
             if changed is not None:
                 raise CaptureError(f"the step changes '{changed}', which a captured step would not")
         except CaptureError:
             untouched.restore()
+            elsewhere.restore()
             snapshot.forget_prepared()
             raise
     return eager_ns

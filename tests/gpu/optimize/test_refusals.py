@@ -113,6 +113,30 @@ class Remembers(Net):
         return self.last
 
 
+CALLS = 0
+ACTIVATIONS: list[torch.Tensor] = []
+LATEST = {"activation": torch.zeros(())}
+
+
+class CountsElsewhere(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global CALLS
+        CALLS += 1
+        return super().forward(x)
+
+
+class AppendsElsewhere(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ACTIVATIONS.append(x)
+        return super().forward(x)
+
+
+class RemembersElsewhere(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LATEST["activation"] = x + 1
+        return super().forward(x)
+
+
 class Tables(Net):
     """Makes a table at its first call and keeps it, as many position encodings do."""
 
@@ -164,6 +188,20 @@ def test_what_a_module_keeps_of_each_call_is_named_and_put_back(kind: type[nn.Mo
     assert step is model
     assert f"the step changes '{kind.__name__}.{attribute}'" in text
     assert getattr(model, attribute) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(CountsElsewhere, "CALLS"), (AppendsElsewhere, "ACTIVATIONS"), (RemembersElsewhere, "LATEST.activation")],
+)
+def test_what_a_module_changes_elsewhere_is_named_and_put_back(kind: type[nn.Module], name: str) -> None:
+    model = kind().eval()
+    before = copy.copy(LATEST)
+    step, text = warned(lambda: fast(model, X))
+    assert step is model
+    assert f"the step changes '{name}'" in text
+    assert CALLS == len(ACTIVATIONS) == 0
+    assert before == LATEST
 
 
 def test_what_a_module_makes_at_its_first_call_only_is_no_obstacle() -> None:
