@@ -200,6 +200,11 @@ class Contention(Document, frozen=True, kw_only=True):
     resources; 1: full weight."""
 
 
+def saved_frac(predicted_ns: float, sequential_ns: float) -> float:
+    """Return the predicted saving over the sequential graph as a share of the predicted time, from 0 to 1."""
+    return min(1.0, max(0.0, sequential_ns / max(1.0, predicted_ns) - 1))
+
+
 class Uncertainty(Document, frozen=True, kw_only=True):
     """Prediction error that held for 90 % of measured cases, as a share of the predicted time."""
 
@@ -237,8 +242,7 @@ class Uncertainty(Document, frozen=True, kw_only=True):
         if streams < 2:
             return 0.0, more - 1
         error = max(self.schedule_frac, least_frac)
-        saved = min(1.0, max(0.0, sequential_ns / max(1.0, predicted_ns) - 1)) if less_known else 0.0
-        doubt = self.saving_frac * saved
+        doubt = self.saving_frac * saved_frac(predicted_ns, sequential_ns) if less_known else 0.0
         cache = self.cache_frac if may_lose_cache else 0.0
         return 1 - (1 - error) * (1 - doubt), (1 + error) * (1 + doubt) * (1 + cache) * more - 1
 
