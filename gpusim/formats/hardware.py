@@ -212,8 +212,10 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     """Error of sequential schedules."""
     schedule_frac: Fraction
     """Error of all other schedules."""
+    less_known_frac: Fraction = 0.0
+    """The same for steps not mostly convolutional, if larger."""
     saving_frac: Fraction = 0.0
-    """Further error of steps not mostly convolutional, as a share of the predicted saving."""
+    """Their further error, as a share of the predicted saving."""
     cache_frac: Fraction = 0.0
     """Further slowdown on several streams where a step may lose the L2 cache, beyond predicted misses."""
     variants_frac: Fraction = 0.0
@@ -241,7 +243,7 @@ class Uncertainty(Document, frozen=True, kw_only=True):
         more = 1 + (self.variants_frac if other_kernels else 0.0)
         if streams < 2:
             return 0.0, more - 1
-        error = max(self.schedule_frac, least_frac)
+        error = max(self.schedule_frac, least_frac, self.less_known_frac if less_known else 0.0)
         doubt = self.saving_frac * saved_frac(predicted_ns, sequential_ns) if less_known else 0.0
         cache = self.cache_frac if may_lose_cache else 0.0
         return 1 - (1 - error) * (1 - doubt), (1 + error) * (1 + doubt) * (1 + cache) * more - 1

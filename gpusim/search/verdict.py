@@ -152,8 +152,9 @@ def verdict(
 
     `within_bytes` is the memory limit that it keeps by memory actions, if it has some.
     """
+    uncertainty = hardware.uncertainty
     speedup = sequential_ns / best_ns
-    less, more = hardware.uncertainty.margins(
+    less, more = uncertainty.margins(
         best_ns,
         sequential_ns,
         streams,
@@ -162,16 +163,16 @@ def verdict(
         less_known=less_known,
         least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0,
     )
-    cache = hardware.uncertainty.cache_frac if may_lose_cache and streams > 1 else 0.0
-    saving = hardware.uncertainty.saving_frac if less_known and streams > 1 and speedup > 1 else 0.0
+    cache = uncertainty.cache_frac if may_lose_cache and streams > 1 else 0.0
+    less_known = less_known and streams > 1 and max(uncertainty.less_known_frac, uncertainty.saving_frac) > 0.0
     limit_ns, limit = bound.largest
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
     low, high = speedup / (1 + more), max(speedup, min(ceiling, speedup / (1 - less)))
     worth_it = low > 1.0
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
-    if saving:
-        source = f" It is not mostly convolutional, so less well known: {saving:.0%} of the saving is in doubt.{source}"
-    variants = hardware.uncertainty.variants_frac if other_kernels else 0.0
+    if less_known:
+        source = f" It is not mostly convolutional, so less well known: {less:.0%} of its time is in doubt.{source}"
+    variants = uncertainty.variants_frac if other_kernels else 0.0
     if variants:
         source = f" It runs other kernels, which are less well known: it may take {variants:.1%} longer.{source}"
     if cache:
@@ -194,10 +195,10 @@ def verdict(
         )
     else:
         why = "even the bound leaves nothing to win" if ceiling < 1.02 else f"the bound is {ceiling:.2f}x ({limit})"
-        unknown = estimated and speedup > 1 + hardware.uncertainty.schedule_frac
+        unknown = estimated and speedup > 1 + uncertainty.schedule_frac
         answer, advice = ("Unknown", "") if unknown else ("Not worth it", " Keep the sequential schedule.")
         text = (
             f"{answer}: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an interval "
             f"that includes no gain; {why}.{advice}{source}"
         )
-    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, saving > 0.0)
+    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, less_known)

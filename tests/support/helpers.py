@@ -284,7 +284,13 @@ def make_hardware(
             matrix_exponent=matrix,
             cross_load=cross,
         ),
-        uncertainty=replace(model.uncertainty, sequential_frac=uncertainty, schedule_frac=uncertainty, saving_frac=0.0),
+        uncertainty=replace(
+            model.uncertainty,
+            sequential_frac=uncertainty,
+            schedule_frac=uncertainty,
+            less_known_frac=0.0,
+            saving_frac=0.0,
+        ),
         **top_level,
     )
 

@@ -30,6 +30,7 @@ REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty"
 #: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
 KEPT = (
     "uncertainty.cache_frac",
+    "uncertainty.less_known_frac",
     "uncertainty.saving_frac",
     "uncertainty.variants_frac",
     "contention.cross_load",
@@ -125,6 +126,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
             sequential_frac=best_fit.p90,
             schedule_frac=best_fit.p90,
             cache_frac=base.uncertainty.cache_frac,
+            less_known_frac=base.uncertainty.less_known_frac,
             saving_frac=base.uncertainty.saving_frac,
             variants_frac=base.uncertainty.variants_frac,
         ),
