@@ -1,8 +1,8 @@
 """A fair comparison: every policy and the search on the same kernels, each with the same number of trials on the GPU.
 
 All are planned on the captured kernels, and once more on those that are fastest alone. Of each the schedules compared
-best (`gpusim.search.events`) are tried, whatever their number of streams, and the fastest is replayed. A row of the
-search is a searched one.
+best (`gpusim.search.events`) are tried, those on other numbers of streams first, since errors of predictions depend on
+it, and the fastest is replayed. A row of the search is a searched one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from gpusim.validation.stage_times import StageTimes, measured_ios
 
 #: Numbers of streams of policies that take seconds a call.
 SLOW_COUNTS = (4, 8)
+#: Numbers of streams below the recipe's that limit a search of its own; all searches share the budget.
+SEARCH_LIMITS = (4, 8)
 
 
 def kernels_of(schedule: Schedule) -> Kernels:
@@ -56,19 +58,23 @@ def fair_schedules(
             else:
                 planned = _planned(planned_on, policy, recipe) if policy != FASTEST_KERNELS or variants else []
                 made = [dataclasses.replace(each, variants=variants) for each in planned]
-            for each in _best(evaluator, step, made, recipe.trials):
+            for each in best_of(evaluator, step, made, recipe.trials):
                 yield policy, each
 
 
-def _best(evaluator: Evaluator, step: StepSync, made: Sequence[Schedule], trials: int) -> list[Schedule]:
-    """Return the schedules compared best, of each predicted time one."""
+def best_of(evaluator: Evaluator, step: StepSync, made: Sequence[Schedule], trials: int) -> list[Schedule]:
+    """Return the schedules compared best, of each predicted time one: the best of each number of streams first."""
     times_ns = [evaluator.makespan_ns(each) for each in made]
     events = [events_of(evaluator.graph, each, step) for each in made]
     ranked = sorted(range(len(made)), key=lambda number: compared_ns(times_ns[number], events[number]))
     of_time: dict[int, Schedule] = {}
     for number in ranked:
         of_time.setdefault(times_ns[number], made[number])
-    return list(of_time.values())[:trials]
+    of_streams: dict[int, Schedule] = {}
+    for each in of_time.values():
+        of_streams.setdefault(each.stream_count, each)
+    first = list(of_streams.values())
+    return [*first, *(each for each in of_time.values() if each not in first)][:trials]
 
 
 def slow_counts(streams: int) -> tuple[int, ...]:
@@ -96,10 +102,15 @@ def _by_stage_times(graph: OpGraph, recipe: Recipe, stage_times: StageTimes | No
 
 
 def _searched(graph: OpGraph, recipe: Recipe) -> list[Schedule]:
-    """Return what the search found, without the policies' own schedules, from which it starts."""
-    explored = explore(graph, streams=recipe.streams, budget_s=recipe.budget_s, seed=recipe.seed)
-    planned = {row.schedule for row in explored.rows if row.policy not in SEARCHED}
-    return [row.schedule for row in explored.rows if row.policy == SEARCH and row.schedule not in planned]
+    """Return what searches on few and many streams found, without the policies' own schedules that they start from."""
+    limits = [*(limit for limit in SEARCH_LIMITS if limit < recipe.streams), recipe.streams]
+    searched: dict[Schedule, None] = {}
+    for limit in limits:
+        explored = explore(graph, streams=limit, budget_s=recipe.budget_s / len(limits), seed=recipe.seed)
+        planned = {row.schedule for row in explored.rows if row.policy not in SEARCHED}
+        found = (row.schedule for row in explored.rows if row.policy == SEARCH)
+        searched.update(dict.fromkeys(each for each in found if each not in planned))
+    return list(searched)
 
 
 def fastest_of_each(schedules: Sequence[Schedule], times_ns: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -22,7 +22,7 @@ from gpusim.search import events
 from gpusim.trace.store import read_trace
 from gpusim.validation import stages
 from gpusim.validation.chosen import Chosen
-from gpusim.validation.fair import fair_schedules, fastest_of_each, kernels_of
+from gpusim.validation.fair import best_of, fair_schedules, fastest_of_each, kernels_of
 from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.run import run_recipe
 from gpusim.validation.stages import measure_stage, predict_stage, predicted_path
@@ -89,6 +89,19 @@ def test_trials_are_of_the_schedules_compared_best(graph: OpGraph, monkeypatch: 
     counts = [events.events_of(graph, each, step) for each in made]
     fastest = min(made, key=Evaluator(graph).makespan_ns)
     assert events.events_of(graph, tried, step) == min(counts) < counts[made.index(fastest)]
+
+
+def test_trials_are_on_other_numbers_of_streams_first(graph: OpGraph) -> None:
+    """Schedules of a search differ by nanoseconds; on another number of streams in what a prediction leaves out."""
+    evaluator, step = Evaluator(graph), StepSync.of(graph.trace, graph.preds, {})
+    made = [*(POLICIES[name](graph, 2) for name in ("nimble", "wavefront", "opara")), POLICIES["opara"](graph, 6)]
+    times_ns = [evaluator.makespan_ns(each) for each in made]
+    assert [each.stream_count for each in made] == [2, 2, 2, 6]
+    assert len(set(times_ns)) == 4
+    tried = best_of(evaluator, step, made, 3)
+    assert tried[0] == made[times_ns.index(min(times_ns))]
+    assert [each.stream_count for each in tried[:2]] in ([2, 6], [6, 2])
+    assert tried[2].stream_count == 2
 
 
 def test_a_row_of_the_search_is_no_schedule_of_a_policy(graph: OpGraph, planned: list[tuple[str, Schedule]]) -> None:
