@@ -82,6 +82,8 @@ class Inductors:
     def _first_style(self) -> str:
         if self._captured.options.mode != "train" or not has_images(self._captured.recorded):
             return first_style(False, False)
+        if all(op.phase != "backward" for op in self._captured.trace.ops):
+            return first_style(True, False)  # what a forward alone saves is copied back to the layout as recorded
         with self._say.stage("layout"):
             times = layout_times(self._captured.trace, self._step.device, self._time_ns)
         self._say(times.text)

@@ -17,7 +17,7 @@ from gpusim.gpu.capture import variants
 from gpusim.gpu.inductor import functional
 from gpusim.gpu.inductor.combos import promises_combos, saved_launches
 from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
-from gpusim.gpu.optimize import choose, fronts, kept_step, make
+from gpusim.gpu.optimize import choose, dynamo, fronts, kept_step, make
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, UserRunner
 from gpusim.gpu.replay.variants import CONVOLUTIONS
@@ -203,6 +203,24 @@ def test_a_step_that_cannot_be_channels_last_begins_with_its_own_layout(
     assert compiled == [CHANNELS_LAST, "given_layout"]
     assert "its convolutions take 0.004 us as recorded, 0.002 us channels last" in lines
     assert step.gain.without == ""
+
+
+def test_a_forward_alone_begins_with_the_layout_in_which_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward is another step, of torch.compile's, and takes the saved images as they were recorded."""
+    styles: list[tuple[str, str]] = []
+
+    def fused(step: Any, captured: Captured, style: str, *_: Any) -> Captured:
+        styles.append((captured.options.spec, style))
+        raise CaptureError("ATen's calls will do")
+
+    monkeypatch.setattr(fronts, "fused", fused)
+    wanted = choose.Wanted(3, choose.KERNELS_FROM_S, None)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3))
+    compiled = torch.compile(
+        model, backend=lambda graph, inputs: dynamo.compiled(graph, inputs, wanted, FasterLast()), dynamic=False
+    )
+    compiled(image(2)).sum().backward()
+    assert styles == [("torch.compile forward", "given_layout"), ("torch.compile backward", "default")]
 
 
 def test_no_style_is_compiled_where_no_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
