@@ -104,7 +104,7 @@ def _mesh(path: Path, document: dict[str, Any]) -> tuple[int, ...]:
     mesh = document.get("mesh_shape")
     if mesh is None and isinstance(document.get("mesh"), dict):
         mesh = document["mesh"].get("shape")
-    if not isinstance(mesh, list) or not mesh or not all(isinstance(s, int) and 1 <= s <= 1024 for s in mesh):
+    if not isinstance(mesh, list) or not mesh or not all(type(s) is int and 1 <= s <= 1024 for s in mesh):
         raise ParallelPlanError(str(path), "has no mesh of sizes from 1 to 1024", place="$.mesh_shape")
     if len(mesh) > MAX_DIMENSIONS or prod(mesh) > MAX_PLAN_GPUS:
         raise ParallelPlanError(str(path), f"is for more than {MAX_PLAN_GPUS} GPUs", place="$.mesh_shape")

@@ -22,6 +22,7 @@ from gpusim.layerwise.roles import roles_of
 from gpusim.layerwise.search import Searched, additive_ns, search
 from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.step import Step
+from gpusim.text import short_value
 from gpusim.units import counted, format_bytes, format_ns
 
 Objective = Literal["simulated", "additive"]
@@ -170,7 +171,8 @@ def explore_plans(
     )
     if topology.hardware == step.hardware.name:
         return explored
-    note = f"topology {topology.name} is of {topology.hardware} GPUs; computation is that of {step.hardware.name}"
+    links, of = short_value(topology.name), short_value(topology.hardware)
+    note = f"topology {links} is of {of} GPUs; computation is that of {step.hardware.name}"
     return replace(explored, notes=(*explored.notes, note))
 
 

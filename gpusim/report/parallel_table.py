@@ -9,6 +9,7 @@ from gpusim.layerwise.explore import LayerRow, Parallel, PlanResult
 from gpusim.layerwise.fixed_plans import SEARCHED
 from gpusim.report.fit import print_table
 from gpusim.report.terminal import Table, console, styled
+from gpusim.text import short_value
 from gpusim.units import counted, format_bytes, format_ns, format_times_ns
 
 #: Source of the times of collectives, in words.
@@ -143,7 +144,7 @@ def print_parallel(parallel: Parallel) -> None:
 
 def _basis(parallel: Parallel) -> str:
     problem = parallel.problem
-    text = f"Computation: {problem.times.basis}. Communication ({problem.topology.name}): "
+    text = f"Computation: {problem.times.basis}. Communication ({short_value(problem.topology.name)}): "
     return f"{text}{COMMUNICATION[parallel.communication]}."
 
 

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import gpusim
 from gpusim.cli import main
 from gpusim.errors import OptionError, TopologyError, UnknownNameError
+from gpusim.formats.topology import load_topology
+from gpusim.io.files import write_document
 from gpusim.report.parallel_table import _times
 
 Run = Callable[..., tuple[int, str, str]]
@@ -103,6 +106,16 @@ def test_a_layer_without_a_rule_is_on_every_gpu(run: Run) -> None:
 def test_links_of_other_gpus_are_said(run: Run) -> None:
     found = json.loads(run("parallel", TRACE, "--gpus", "2", "--topology", "p100", "--json")[1])
     assert found["notes"] == ["topology p100 is of p100 GPUs; computation is that of h200"]
+
+
+def test_long_names_of_links_and_their_gpus_are_shortened(run: Run, tmp_path: Path) -> None:
+    named = msgspec.structs.replace(load_topology("p100"), name="l" * 3000, hardware="h" * 3000)
+    file = tmp_path / "long.json"
+    write_document(file, named)
+    shown = "".join(run("parallel", TRACE, "--gpus", "2", "--topology", file)[1].split())
+    assert shown.count("...(3,000characters)") == 3, "in the line on communication, and twice in a note"
+    assert "l" * 201 not in shown
+    assert "h" * 201 not in shown
 
 
 def test_equal_questions_have_equal_answers(run: Run) -> None:

@@ -193,6 +193,7 @@ def test_a_placement_that_does_not_divide_is_refused(tmp_path: Path) -> None:
         ("{", "is not valid JSON"),
         ("[]", "neither 'placements' nor 'nodes'"),
         ('{"placements": {}}', "has no mesh"),
+        ('{"placements": {}, "mesh_shape": [true]}', "has no mesh"),
         ('{"placements": {"addmm": "S(0)"}, "mesh_shape": [2, 2]}', "has 1 part, and the mesh 2 dimensions"),
         ('{"placements": {"relu": "S(0)"}, "mesh_shape": [2]}', "no node of it is a layer"),
         ('{"nodes": [3], "mesh": {"shape": [2]}}', r"\$.nodes\[0\]"),
