@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def progress(recipe: str = "kinds") -> str:
     planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
     measured = len(by_step(left_out(recipe)))
     steps = f"All {planned} steps" if measured == planned else f"{measured} of the {planned} steps"
-    return f"{steps} of `validate/{recipe}.toml` are measured, predicted before."
+    return f"{steps} of `validate/{recipe}.toml` are measured."
 
 
 def order() -> list[str]:
@@ -193,21 +194,26 @@ def kinds() -> list[str]:
         ]
         wrong = sum(not case.outputs_equal for case in cases)
         if wrong:
-            replays = f"Outputs of {wrong} of {len(cases)} replays were outside the tolerance"
-            lines += [f"{replays}; such a time is no evidence.", ""]
+            lines += [f"Outputs of {wrong} of {len(cases)} replays were outside the tolerance.", ""]
     return lines[:-1]
 
 
 def repeats() -> list[str]:
-    """Return how far times of the same schedule differ: between recordings, and between processes."""
+    """Return how far times of the same schedule differ: between recordings, processes and runs; and the clocks."""
     recordings: list[float] = []
+    processes: list[float] = []
+    clocks: Counter[int] = Counter()
     times: dict[object, dict[str, list[int]]] = {}
     sequential: dict[object, dict[str, list[int]]] = {}
     for name, results in read_all_results(RESULTS).items():
         file = RESULTS / f"{name}{SUFFIX}"
         if not file.is_file():
             continue
+        in_processes = read_recipe(ROOT / "validate" / f"{results.recipe}.toml").processes > 1
+        clocks.update(case.sm_clock_mhz for case in results.cases)
         for case, replayed in zip(results.cases, read_replayed(file), strict=True):
+            if in_processes and case.streams > 1 and case.outputs_equal:  # the interval is that of their medians
+                processes.append(case.interval_ns[1] / case.interval_ns[0] - 1)
             if case.streams > 1 and case.fastest_ns and case.outputs_equal:
                 recordings.append(case.slowest_ns / case.fastest_ns - 1)
             step = (case.trace, replayed.trace_hash)
@@ -221,15 +227,17 @@ def repeats() -> list[str]:
         "equal schedules of two policies, one process": [
             max(each) / min(each) - 1 for of_run in times.values() for each in of_run.values() if len(each) > 1
         ],
-        "equal schedules, other processes": _between(times),
-        "sequential graphs, other processes": _between(sequential),
+        "one schedule, processes of one run": processes,
+        "equal schedules, other runs": _between(times),
+        "sequential graphs, other runs": _between(sequential),
     }
     lines = ["|times of one schedule|number|median|95 % within|largest|", "|---|--:|--:|--:|--:|"]
     for name, differences in rows.items():
         ordered = sorted(differences)
         median, p95 = statistics.median(ordered), quantile(ordered, 0.95)
         lines.append(f"|{name}|{len(ordered)}|{median:.1%}|{p95:.1%}|{ordered[-1]:.1%}|")
-    return lines
+    found = ", ".join(f"{mhz:,} MHz at {replays:,}" for mhz, replays in clocks.most_common())
+    return [*lines, "", f"SM clocks of replays: {found}."]
 
 
 def _between(times: Mapping[object, Mapping[str, Sequence[int]]]) -> list[float]:
@@ -247,7 +255,7 @@ def sources() -> list[str]:
         *(["fair"] if fair() else []),
     ]
     names = (newest_results(RESULTS, recipe).stem for recipe in recipes)
-    return ["Sources:", "", *(f"- [{name}](../validate/results/{name}.json)." for name in names)]
+    return ["|sources|", "|---|", *(f"|[{name}](../validate/results/{name}.json)|" for name in names)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
