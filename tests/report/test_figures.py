@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,11 +14,11 @@ import pytest
 from gpusim.analysis.limits import Limits, limits
 from gpusim.analysis.relaxed import LIMITS
 from gpusim.formats.results import Results
-from gpusim.report.figures.comparisons import LINE, measured_figure, memory_figure, tornado_figure
+from gpusim.report.figures.comparisons import LINE, kind_of, measured_figure, memory_figure, tornado_figure
 from gpusim.report.figures.explored import bounds_figure, gain_figure
 from gpusim.report.figures.limits import limits_figure, usual_top
 from gpusim.report.figures.output import PNG_TIMEOUT_S, figure_png
-from gpusim.report.figures.theme import DARK, LIGHT, SIDE_ENTRY, Theme, us_text
+from gpusim.report.figures.theme import DARK, LIGHT, Theme, us_text
 from gpusim.report.waterfall import limit_rows
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
@@ -69,9 +70,11 @@ def test_every_axis_says_its_unit_and_every_figure_its_title(
         assert figure.layout.template.layout.paper_bgcolor == theme.paper, name
 
 
-def test_every_axis_is_linear(found: Explored, limited: Limits, results: Results) -> None:
+def test_axes_are_linear_except_those_of_measurements_of_all_sizes(
+    found: Explored, limited: Limits, results: Results
+) -> None:
     for name, figure in all_figures(found, limited, results, LIGHT).items():
-        assert '"log"' not in figure.to_json(), name
+        assert ('"log"' in figure.to_json()) == (name == "measured"), name
 
 
 def test_drawing_changes_no_default_of_plotly(found: Explored) -> None:
@@ -216,14 +219,38 @@ def test_every_case_of_the_results_is_a_point_in_both_panels(results: Results) -
     assert any(results.cases[0].trace in text for trace in points for text in trace.hovertext)
 
 
-def test_many_policies_have_marks_of_their_own_and_all_fit_beside_the_figure(results: Results) -> None:
-    """A legend taller than its plot is cut off; repeated marks are indistinguishable."""
-    cases = [msgspec.structs.replace(results.cases[0], policy=f"policy {number}") for number in range(40)]
-    figure = measured_figure([msgspec.structs.replace(results, cases=tuple(cases))])
-    marks = {(t.marker.symbol, t.marker.color) for t in figure.data if t.mode == "markers" and t.showlegend is None}
-    assert len(marks) == 40
-    assert figure.layout.height >= 40 * SIDE_ENTRY
-    assert measured_figure([results]).layout.height < figure.layout.height
+def test_schedules_of_any_number_of_names_have_a_mark_per_kind(results: Results) -> None:
+    """Nobody can tell thirty marks apart; a case has one kind, whatever its name."""
+    case = msgspec.structs.replace(results.cases[0], policy="nimble", streams=2, memory_budget_bytes=0)
+    kinds: dict[str, dict[str, Any]] = {
+        "policy": {},
+        "searched": {"policy": "search"},
+        "random": {"policy": "random"},
+        "memory plan": {"policy": "least_time", "memory_budget_bytes": 1},
+        "one stream": {"streams": 1},
+        "gpusim.optimize": {"policy": "optimize"},
+    }
+    cases = {kind: msgspec.structs.replace(case, **changes) for kind, changes in kinds.items()}
+    assert {kind: kind_of(each) for kind, each in cases.items()} == dict(zip(kinds, kinds, strict=True))
+    assert kind_of(msgspec.structs.replace(case, policy="vdnn_all", streams=1)) == "memory plan"
+    more = [msgspec.structs.replace(case, policy=f"name {number}") for number in range(40)]
+    figure = measured_figure([msgspec.structs.replace(results, cases=(*cases.values(), *more))])
+    legend = [trace.name for trace in figure.data if trace.showlegend is None and trace.mode == "markers"]
+    assert sorted(legend) == sorted(f"{kind}, {41 if kind == 'searched' else 1}" for kind in kinds)
+
+
+def test_logarithmic_axes_of_measurements_hold_every_point_and_two_ticks(results: Results) -> None:
+    for count in (1, len(results.cases)):
+        figure = measured_figure([msgspec.structs.replace(results, cases=results.cases[:count])])
+        for trace in (trace for trace in figure.data if trace.mode == "markers"):
+            number = trace.xaxis.removeprefix("x")
+            axis = figure.layout[f"xaxis{number}"]
+            assert (axis.type, figure.layout[f"yaxis{number}"].range) == ("log", axis.range)
+            low, high = (10**end for end in axis.range)
+            assert all(low < value < high for value in (*trace.x, *trace.y))
+            ticks = axis.tickvals or ()
+            assert all(low <= tick <= high for tick in ticks)
+            assert len(ticks) > 1 or count == 1
 
 
 def test_no_results_are_an_empty_figure() -> None:

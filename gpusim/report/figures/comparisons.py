@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
+from typing import Final, Literal
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from gpusim.engine.base import Timeline
 from gpusim.formats.results import ResultCase, Results
-from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_ENTRY, SIDE_LEGEND, Theme, escape, heading, us, us_text
+from gpusim.memplan.policies.registry import MEMORY_POLICIES
+from gpusim.policies.random_schedules import RANDOM
+from gpusim.policies.registry import POLICIES
+from gpusim.report.advice import OPTIMIZE
+from gpusim.report.figures.theme import LIGHT, SIDE, SIDE_LEGEND, Theme, escape, heading, us, us_text
 from gpusim.report.lanes import samples
 from gpusim.text import visible
 from gpusim.units import MIB, counted
 
 #: Half width of the band around perfect predictions, as a share.
 BAND = 0.05
+#: Height of the figure of measurements, in pixels; its axes go this factor beyond the points.
+HEIGHT, MARGIN = 640, 1.15
+#: Ratio of the ends of a logarithmic axis from which only powers of ten are marked.
+TWO_DECADES = 100.0
 #: Heights of a bar and around the bars, in pixels.
 BAR, AROUND = 34, 150
 #: Height of a further line of a bar's name, in pixels, and columns of a line.
 LINE, NAME_COLUMNS = 16, 34
 
 
+Kind = Literal["one stream", "policy", "searched", "random", "gpusim.optimize", "memory plan"]
+#: Kinds of replayed schedules as drawn: rarer ones in our results over more frequent ones.
+KINDS: Final[tuple[Kind, ...]] = ("policy", "searched", "random", "memory plan", "one stream", "gpusim.optimize")
+
+
+def kind_of(case: ResultCase) -> Kind:
+    """Return the kind of a replayed schedule: files of results have more names than a legend can tell apart."""
+    if case.memory_budget_bytes or case.policy in MEMORY_POLICIES:
+        return "memory plan"
+    if case.policy == OPTIMIZE:
+        return "gpusim.optimize"
+    if case.streams == 1:
+        return "one stream"
+    if case.policy == RANDOM:
+        return "random"
+    return "policy" if case.policy in POLICIES else "searched"
+
+
 def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure:
     """Draw predictions against measurements of all cases of results files: times left, speed-ups right."""
     cases = [case for results in files for case in results.cases]
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
-    policies = sorted({case.policy for case in cases})
-    for number, policy in enumerate(policies):
-        policy_cases = [case for case in cases if case.policy == policy]
-        hover = [_case_text(case) for case in policy_cases]
+    for number, kind in enumerate(KINDS):
+        mine = [case for case in cases if kind_of(case) == kind]
+        if not mine:
+            continue
         common = {
             "mode": "markers",
-            "marker": theme.marker(number),
-            "name": escape(policy),
-            "legendgroup": policy,
-            "hovertext": hover,
+            "marker": {**theme.marker(number), "size": 7, "opacity": 0.8},
+            "name": f"{kind}, {len(mine)}",
+            "legendgroup": kind,
+            "hovertext": [_case_text(case) for case in mine],
+            "hoverinfo": "text",
         }
-        measured, predicted = [us(c.measured_ns) for c in policy_cases], [us(c.predicted_ns) for c in policy_cases]
-        figure.add_trace(go.Scatter(x=measured, y=predicted, hoverinfo="text", **common), row=1, col=1)
-        gains, predicted = [c.speedup for c in policy_cases], [c.predicted_speedup for c in policy_cases]
-        figure.add_trace(go.Scatter(x=gains, y=predicted, hoverinfo="text", showlegend=False, **common), row=1, col=2)
-    times = [us(time) for case in cases for time in (case.measured_ns, case.predicted_ns)]
-    gains = [gain for case in cases for gain in (case.speedup, case.predicted_speedup)]
-    _add_diagonal(figure, 0.0, 1.05 * max(times, default=1.0), theme, col=1)
-    _add_diagonal(figure, min([0.95, *gains]) - 0.05, max([1.1, *gains]) + 0.05, theme, col=2)
+        measured, predicted = [us(case.measured_ns) for case in mine], [us(case.predicted_ns) for case in mine]
+        figure.add_trace(go.Scatter(x=measured, y=predicted, **common), row=1, col=1)
+        gains, predicted = [case.speedup for case in mine], [case.predicted_speedup for case in mine]
+        figure.add_trace(go.Scatter(x=gains, y=predicted, showlegend=False, **common), row=1, col=2)
+    times = [us(time) for case in cases for time in (case.measured_ns, case.predicted_ns)] or [1.0]
+    gains = [gain for case in cases for gain in (case.speedup, case.predicted_speedup)] or [1.0]
+    _add_diagonal(figure, min(times) / MARGIN, max(times) * MARGIN, theme, col=1)
+    _add_diagonal(figure, min(gains) / MARGIN, max(gains) * MARGIN, theme, col=2)
     figure.update_xaxes(title_text="measured time of the step, us", row=1, col=1)
     figure.update_yaxes(title_text="predicted time of the step, us", row=1, col=1)
     figure.update_xaxes(title_text="measured speed-up over the sequential graph, x", row=1, col=2)
@@ -57,7 +86,7 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
             f"{len(cases)} replayed schedules on {', '.join(sorted({results.gpu for results in files})) or 'no GPU'}",
             theme,
         ),
-        height=max(560, AROUND + SIDE_ENTRY * (len(policies) + 1)),
+        height=HEIGHT,
         hovermode="closest",
         legend=SIDE_LEGEND,
         margin={"r": SIDE},
@@ -66,7 +95,7 @@ def measured_figure(files: Sequence[Results], theme: Theme = LIGHT) -> go.Figure
 
 
 def _add_diagonal(figure: go.Figure, low: float, high: float, theme: Theme, *, col: int) -> None:
-    """Draw the line of perfect predictions with a band, behind the points."""
+    """Draw the line of perfect predictions with a band, behind the points, on logarithmic axes."""
     band = {"fill": "toself", "fillcolor": theme.grid, "line": {"width": 0}, "mode": "lines", "hoverinfo": "skip"}
     ends = [low, high, high, low]
     edges = [low * (1 - BAND), high * (1 - BAND), high * (1 + BAND), low * (1 + BAND)]
@@ -81,8 +110,21 @@ def _add_diagonal(figure: go.Figure, low: float, high: float, theme: Theme, *, c
         row=1,
         col=col,
     )
-    figure.update_xaxes(range=[low, high], row=1, col=col)
-    figure.update_yaxes(range=[low, high], row=1, col=col)
+    for update in (figure.update_xaxes, figure.update_yaxes):
+        update(type="log", range=[math.log10(low), math.log10(high)], **_ticks(low, high), row=1, col=col)
+
+
+def _ticks(low: float, high: float) -> dict[str, list[float] | str]:
+    """Return the ticks of a logarithmic axis: powers of ten, with 2 and 5 between them over fewer than two decades.
+
+    An axis too short for two of them has those of plotly.
+    """
+    steps = (1, 2, 5) if high / low < TWO_DECADES else (1,)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [value for decade in decades for step in steps if low <= (value := step * 10.0**decade) <= high]
+    if len(values) < 2:
+        return {}
+    return {"tickvals": values, "tickformat": ",~g"}
 
 
 def _case_text(case: ResultCase) -> str:

@@ -176,8 +176,6 @@ SIDE_LEGEND = {
     "tracegroupgap": 0,
 }
 SIDE = 150
-#: Height of a legend entry, in pixels: plotly adds a scroll bar to a legend taller than its plot.
-SIDE_ENTRY = 26
 
 
 def escape(text: str) -> str:
