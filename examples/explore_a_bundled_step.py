@@ -3,7 +3,7 @@
 import gpusim
 
 step = gpusim.load("googlenet-train-b8")
-best = gpusim.explore(step, streams=8, evaluations=500)  # a fixed number of schedules gives the same result everywhere
+best = gpusim.explore(step, streams=8, evaluations=500)  # a number of simulations gives the same result everywhere
 
 print(best)
 print(best.verdict)

@@ -27,10 +27,10 @@ DEFAULT_SEED: Final = 0
 #: Default and maximum time for the search of an exploration, in s.
 DEFAULT_BUDGET_S: Final = 9.0
 MAX_BUDGET_S: Final = 86_400.0
-#: Maximum number of schedules of a search.
+#: Maximum number of simulations of a search.
 MAX_EVALUATIONS: Final = 10**9
-#: Limits of the short exploration for a page or a figure: it ends by the number of schedules, and so gives the same on
-#: every machine; the time limit is far above.
+#: Limits of the short exploration for a page or a figure: it ends by the number of simulations, and so gives the same
+#: on every machine; the time limit is far above.
 QUICK_EVALUATIONS: Final = 512
 QUICK_BUDGET_S: Final = 60.0
 #: Largest limit on memory: beyond any machine, and sums of a few stay whole numbers of 64 bits.

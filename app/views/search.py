@@ -48,7 +48,7 @@ with st.expander("Advanced: policies, seed, an end by number, partitions of the 
     cells = st.columns(3, vertical_alignment="bottom")
     evaluations = settings.number(
         cells[0],
-        "Schedules, at most",
+        "Simulations, about",
         "schedules",
         1,
         MAX_EVALUATIONS,
@@ -159,10 +159,11 @@ else:
     said = f"Recommended is {where}, {recommended}, {best.speedup:.2f}x. Predicted faster: {rows[0].policy}, {fastest}."
 html.answer("no", said)
 view.passed_over(summary)
+simulations = counted(explored.evaluations, "simulation")
 if job is None and key not in state.explorations:
-    st.caption(f"Every policy and {explored.evaluations} searched schedules; press Start to search longer.")
+    st.caption(f"Every policy, and a search of {simulations}; press Start to search longer.")
 elif explored.interrupted:
-    st.caption(f"Stopped after {explored.evaluations} searched schedules: the best found so far.")
+    st.caption(f"Stopped after {simulations}: the best found so far.")
 for line in choices_lines(explored):
     st.markdown(view.plain(line))
 

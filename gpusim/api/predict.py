@@ -95,9 +95,9 @@ def explore(
 ) -> Explored:
     """Search the fastest schedule of a step and tell whether it is worth it.
 
-    Every policy is simulated, then schedules are searched for about `budget_s` seconds, or until `evaluations`
-    schedules were tried: with that limit, the same seed gives the same schedule on every machine. `streams` is the
-    maximum number of streams. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches
+    Every policy is simulated, then schedules are searched for about `budget_s` seconds, or for `evaluations`
+    simulations, in whole batches: with that limit, the same seed gives the same schedule on every machine. `streams`
+    is the maximum number of streams. `memory_limit` is in bytes, or text such as `"8GiB"`. `partitions` also searches
     schedules with SM partitions: `"auto"`, or splits such as `"64+68,96+36"`. `policies` names the only ones to run.
     Raises `OptionError` for an argument out of its range, for an imported step without data dependencies, and where no
     schedule keeps the memory limit: the error names the memory plan that does.

@@ -32,7 +32,8 @@ def transfer(
 
     A schedule is tuned for each step on each model of `hw` (default: the step's own) and simulated on all of them.
     `batch` has the batches to compare: each must be that of a given step, or of a bundled trace of the same network;
-    times are never scaled between batches. Each search ends after `evaluations` schedules.
+    times are never scaled between batches. Each search ends after `evaluations` simulations, in whole
+    batches.
     Raises `OptionError` for steps with different ops, a batch without a trace, and arguments out of their range.
     """
     from gpusim.analysis.as_imported import check_searchable

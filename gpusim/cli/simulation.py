@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, MAX_EVALUATIONS),
     default=None,
     metavar="N",
-    help="End the search after at most N schedules, so that the result for a seed does not depend on time.",
+    help="End the search after N simulations, in whole batches, for a result that does not depend on time.",
 )
 @click.option(
     "--partitions",

@@ -55,7 +55,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     default=QUICK_EVALUATIONS,
     show_default=True,
     metavar="N",
-    help="Schedules searched per setting.",
+    help="Simulations per search.",
 )
 @seed_option
 @figure_options

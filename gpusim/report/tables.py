@@ -106,7 +106,7 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
         cells = (str(row.streams), time, f"{row.speedup:.2f}x", format_bytes(row.peak_bytes))
         table.add_row(row.policy, *cells, style=style)
     print_table(out, table)
-    searched = f"{explored.evaluations} schedules searched"
+    searched = f"{counted(explored.evaluations, 'simulation')} in the search"
     if explored.interrupted:
         searched += ", stopped early: the best found so far"
     out.print(f"\nspeed-up over the sequential CUDA graph of the same kernels; {searched}", style="dim")

@@ -49,10 +49,11 @@ def explore(
 ) -> Explored:
     """Search the fastest schedule on up to `streams` streams within about `budget_s` seconds of search.
 
-    The search also ends after `evaluations` schedules, if given: then the same seed gives the same result on any
-    machine. Otherwise compilation at a first start counts as search, up to `COMPILING_SHARE` of the budget. Slow
-    policies run only if named in `also`, in addition to the budget. `policies` names the only ones to run besides the
-    sequential one, slow or not. If the trace has variants, schedules with them are searched as well, and with `splits`,
+    The search also ends after `evaluations` simulations, if given: then the same seed gives the same result on any
+    machine. Each part of the search ends with the batch that reaches its share of them, and always tries its seeds.
+    Otherwise compilation at a first start counts as search, up to `COMPILING_SHARE` of the budget. Slow policies run
+    only if named in `also`, in addition to the budget. `policies` names the only ones to run besides the sequential
+    one, slow or not. If the trace has variants, schedules with them are searched as well, and with `splits`,
     schedules on these SM partitions. Schedules above `memory_limit_bytes` are not recommended; if policies exceed it,
     schedules with memory actions are searched for `MEMORY_SHARE` of the budget. `on_row` gets each row when it is
     found.

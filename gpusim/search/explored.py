@@ -87,6 +87,7 @@ class Explored:
     attribution: Attribution
     verdict: Verdict
     evaluations: int
+    """Number of simulations in the search, also of copies of the step with perturbed times."""
     interrupted: bool
     seed: int
     variants: VariantsTried | None = None
