@@ -60,8 +60,10 @@ class States:
         states: list[tuple[Optimizer, torch.Tensor, str, torch.Tensor, bool]] = []
         for optimizer in step.optimizers:
             for parameter, state in optimizer.state.items():
+                others = [id(value) for key, value in state.items() if key != STEP and isinstance(value, torch.Tensor)]
+                updated = not others or not used.keys().isdisjoint(others)  # not where it has no gradient now
                 for key, value in state.items():
-                    count = key == STEP and id(parameter) not in rates.counts_on_device
+                    count = updated and key == STEP and id(parameter) not in rates.counts_on_device
                     if isinstance(value, torch.Tensor) and (id(value) in used or count):
                         states.append((optimizer, parameter, key, value, count))
         counted = [value for *_, value, count in states if count]

@@ -160,6 +160,19 @@ def test_counts_of_adam_are_in_the_hosts_memory_and_right_after_each_step() -> N
         assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
 
 
+def test_counts_of_parameters_frozen_later_stand_still() -> None:
+    """Those have states from before, and no gradient."""
+    twins = Twins(adam)
+    twins.train(batches(2))
+    for model in (twins.model, twins.other):
+        model.left.requires_grad_(False)
+        model.zero_grad()
+    twins.train(batches(2, seed=4))
+    for mine, theirs in zip(twins.optimizer.state.values(), twins.other_optimizer.state.values(), strict=True):
+        same_states(mine, theirs)
+    assert {twins.optimizer.state[p]["step"].item() for p in twins.model.left.parameters()} == {2}
+
+
 def test_a_count_set_by_hand_is_used() -> None:
     twins = Twins(adam)
     twins.train(batches(3))
