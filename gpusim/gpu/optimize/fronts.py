@@ -21,7 +21,7 @@ from gpusim.gpu.inductor.combos import promises_combos
 from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.seam import without_style
 from gpusim.gpu.inductor.step import has_images
-from gpusim.gpu.inductor.styles import CHANNELS_LAST, GIVEN_LAYOUT, Noted, first_style
+from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, GIVEN_LAYOUT, Noted, first_style
 from gpusim.gpu.inductor.versions import require_supported
 from gpusim.gpu.optimize.cache import Entry
 from gpusim.gpu.optimize.captured import MIXED, Captured
@@ -65,6 +65,11 @@ class Inductors:
     def first(self) -> Captured | None:
         """Return the step in the style that should suit it best, or None where it is left out."""
         if not self._wanted or self.problem:
+            return None
+        try:
+            require_supported()  # before any time is spent on a style
+        except CaptureError as cause:
+            self.leave_out(DEFAULT_STYLE, cause)
             return None
         style = self._first_style()
         for each in (style, GIVEN_LAYOUT) if style == CHANNELS_LAST else (style,):

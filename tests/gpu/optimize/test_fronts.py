@@ -14,7 +14,7 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import KERNEL, Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
-from gpusim.gpu.inductor import functional
+from gpusim.gpu.inductor import functional, versions
 from gpusim.gpu.inductor.combos import promises_combos, saved_launches
 from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
 from gpusim.gpu.optimize import choose, dynamo, fronts, kept_step, make
@@ -203,6 +203,18 @@ def test_a_step_that_cannot_be_channels_last_begins_with_its_own_layout(
     assert compiled == [CHANNELS_LAST, "given_layout"]
     assert "its convolutions take 0.004 us as recorded, 0.002 us channels last" in lines
     assert step.gain.without == ""
+
+
+def test_on_another_torch_one_line_is_said_and_nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "series", lambda: "2.12")
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    given = (image(2), torch.tensor([1, 3]))
+    loss, optimizer = torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
+    executor, both = FasterLast(), ("aten", "inductor")
+    step, lines = by_inductor(model, given, loss=loss, optimizer=optimizer, executor=executor, frontends=both)
+    assert len([line for line in lines if line.startswith("left out")]) == 1
+    assert not [line for line in lines if "convolutions" in line]
+    assert "knows torch 2.11 and 2.13" in step.gain.without
 
 
 def test_a_forward_alone_begins_with_the_layout_in_which_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
