@@ -4,6 +4,9 @@ The least cost with each configuration of each layer (its min-marginal) follows 
 `gpusim.layerwise.eliminate` in reverse. The next best choice differs from the best in at least one layer, so its cost
 is the least min-marginal outside the best. The space is then split in two: with that configuration of that layer, and
 without it (Nilsson, "An efficient algorithm for finding the M most probable configurations", 1998).
+
+Choices that differ in one layer are different ones. So the k-th least min-marginal of a layer is no less than the cost
+of the k-th best choice, and configurations with a larger min-marginal are in none of the k best.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import numpy as np
 
 from gpusim.layerwise.communication import Floats
 from gpusim.layerwise.eliminate import Pair, cost_of, least_between, solve
+from gpusim.layerwise.layers import Ints
 
+#: How much more than the k-th best choice a configuration may cost that is kept: sums in another order round otherwise.
+_ROUNDING: Final = 1e-9
 #: Above the cost of any choice, while sums of it stay finite.
 FORBIDDEN: Final = 1e30
 _PIECE: Final = 1 << 22
@@ -45,10 +51,30 @@ class _Space:
 def k_best(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], count: int) -> list[Ranked]:
     """Return the `count` best choices, best first; fewer if there are no more, one if the graph does not reduce."""
     first = solve(nodes, edges)
-    best = Ranked(first.choice, first.cost_ns)
     if first.kernel > 2 or count < 2:
-        return [best]
-    spaces = [_space(tuple(np.array(costs, np.float64) for costs in nodes), edges, best)]
+        return [Ranked(first.choice, first.cost_ns)]
+    kept = _kept(min_marginals(nodes, edges), count)
+    fewer = [np.asarray(costs, np.float64)[some] for costs, some in zip(nodes, kept, strict=True)]
+    tables = {(one, other): table[np.ix_(kept[one], kept[other])] for (one, other), table in edges.items()}
+    return [
+        Ranked(tuple(int(some[place]) for some, place in zip(kept, each.choice, strict=True)), each.cost_ns)
+        for each in _ranked(fewer, tables, count)
+    ]
+
+
+def _kept(marginals: Sequence[Floats], count: int) -> list[Ints]:
+    """Return the configurations of each layer that may be in one of the `count` best choices."""
+    most_ns = min(
+        (float(np.partition(each, count - 1)[count - 1]) for each in marginals if len(each) >= count), default=np.inf
+    )
+    return [np.flatnonzero(each <= most_ns + _ROUNDING * abs(most_ns)) for each in marginals]
+
+
+def _ranked(nodes: Sequence[Floats], edges: Mapping[Pair, Floats], count: int) -> list[Ranked]:
+    """Return the `count` best choices of a graph that reduces."""
+    first = solve(nodes, edges)
+    best = Ranked(first.choice, first.cost_ns)
+    spaces = [_space(tuple(nodes), edges, best)]
     ranked = [best]
     while len(ranked) < count:
         number = min(range(len(spaces)), key=lambda each: spaces[each].next_ns)
