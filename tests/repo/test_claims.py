@@ -195,10 +195,13 @@ def test_steps_on_several_gpus_are_as_many_and_as_far_off_as_the_results_say() -
     file = max(RESULTS.glob("parallel_steps_h200_*.json"))
     steps = json.loads(file.read_text(encoding="utf-8"))["cases"]
     errors = [abs(step["predicted_ns"] / step["measured_ns"] - 1) for step in steps]
-    text = f"predicted within {rounded_up(max(errors))} %, {100 * statistics.median(errors):.1f} % in the median"
-    assert text in prose("CHANGELOG.md")
+    largest, median = rounded_up(max(errors)), f"{100 * statistics.median(errors):.1f}"
+    assert f"predicted within {largest} %, {median} % in the median" in prose("CHANGELOG.md")
+    manual = prose("docs/commands/parallel.md")
+    assert f"{len(steps)} steps took" in manual
+    assert f"within {largest} % (median {median} %)" in manual
     assert f"{len(steps)} steps of plans, and of distributeddataparallel" in prose("CHANGELOG.md")
-    assert f"from layers timed alone within {rounded_up(max(errors))} %" in prose("README.md")
+    assert f"from layers timed alone within {largest} %" in prose("README.md")
     assert all(step["outputs_equal"] for step in steps if step["policy"] != "ddp")
     keys = ("network", "batch", "gpus", "policy", "exchanges")
     found = {tuple(step.get(key) for key in keys): step["baselines"] | {"own": step["measured_ns"]} for step in steps}
