@@ -25,9 +25,10 @@ if not files:
     st.stop()
 model = choice.trace.model
 mode = "training" if model.mode == "train" else "inference"
-everything = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
+replayed = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
+everything = dashboard.counted_replays(replayed)
 optimized = [case for case in everything if case.policy == OPTIMIZE]
-everything = [case for case in everything if case.streams > 1 and case.policy != OPTIMIZE]
+everything = [case for case in everything if case.policy != OPTIMIZE]
 # Networks without convolutions are predicted worse; others would make them look better.
 other_kinds = {case.network for each in files.values() if each.recipe == OTHER_KINDS for case in each.cases}
 if any("convolution" in op.target for op in choice.trace.ops):

@@ -268,6 +268,13 @@ def results(pattern: str = "*.json") -> dict[str, Results]:
     return read_all_results(folder, pattern)
 
 
+def counted_replays(cases: Sequence[ResultCase]) -> list[ResultCase]:
+    """Return the cases that `fidelity` counts: on several streams, with outputs within the tolerance."""
+    from gpusim.validation.statistics import counted_replays as run
+
+    return run(cases)
+
+
 def fidelity(cases: Sequence[ResultCase]) -> Fidelity | None:
     """Return the errors of predicted schedules on several streams against measurements; None if there are none."""
     from gpusim.validation.statistics import fidelity as run

@@ -34,12 +34,14 @@ class Fidelity:
     """Regret per step: measured time of the schedule predicted best over the best measured one, less 1."""
 
 
-def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
-    """Return the statistics of cases on several streams; None where there are none.
+def counted_replays(cases: Iterable[ResultCase]) -> list[ResultCase]:
+    """Return the cases whose errors count: on several streams, with outputs within the tolerance, so a valid time."""
+    return [case for case in cases if case.streams > 1 and case.outputs_equal]
 
-    A replay whose outputs are outside the tolerance has no valid time, and does not count.
-    """
-    used = [case for case in cases if case.streams > 1 and case.outputs_equal]
+
+def fidelity(cases: Iterable[ResultCase]) -> Fidelity | None:
+    """Return the statistics of the cases that count; None where there are none."""
+    used = counted_replays(cases)
     if not used:
         return None
     errors = sorted(abs(case.error) for case in used)

@@ -14,6 +14,7 @@ from gpusim.validation.statistics import (
     MIN_SCHEDULES,
     NOISE_FRAC,
     by_step,
+    counted_replays,
     fidelity,
     fidelity_table,
     kendall_tau,
@@ -83,6 +84,7 @@ def test_a_replay_with_other_outputs_counts_nowhere() -> None:
     assert found is not None
     assert (found.schedules, found.largest, found.regret) == (8, pytest.approx(0.08), (0.0,))
     assert fidelity(cases[-1:]) is None
+    assert counted_replays(cases) == cases[:-1]  # what the dashboard draws
 
 
 def test_twenty_schedules_tell_the_90th_from_the_95th_percentile() -> None:
