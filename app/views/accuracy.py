@@ -51,13 +51,20 @@ if not everything:
         f"Nothing was ever measured on {view.option(choice.hardware.gpu)}.",
         "Predictions for it are a trend: nobody knows how wrong they are.",
     )
+elif choice.trace.provenance.estimated:
+    html.answer(
+        "trend",
+        "No replay says: the kernel times of this step are estimated.",
+        "Below are errors of captured steps, whose kernels were timed. Capture this one to compare it with them.",
+    )
+    view.show(accuracy_figure(groups, view.theme()), "accuracy")
 else:
     name, cases = groups[0]
     accuracy = dashboard.fidelity(cases)
     assert accuracy is not None
     html.answer(
         "yes",
-        f"Of {accuracy.schedules} replayed schedules of steps like this one ({name}), half were predicted within "
+        f"Of {accuracy.schedules:,} replayed schedules of steps like this one ({name}), half were predicted within "
         f"{accuracy.median:.1%} and nine of ten within {accuracy.p90:.1%}.",
         f"The worst was {accuracy.largest:.1%} off; on average predictions are {abs(accuracy.bias):.1%} too "
         f"{'long' if accuracy.bias > 0 else 'short'}.",
@@ -99,7 +106,7 @@ if accuracy is None:
     st.caption("Sequential graphs only: no errors of concurrent schedules to sum up.")
 else:
     view.metrics(
-        ("Concurrent schedules", f"{accuracy.schedules}", ""),
+        ("Concurrent schedules", f"{accuracy.schedules:,}", ""),
         ("Median error", f"{accuracy.median:.1%}", ""),
         ("90 % within", f"{accuracy.p90:.1%}", ""),
         ("Largest", f"{accuracy.largest:.1%}", ""),

@@ -180,7 +180,9 @@ def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) 
     for (name, question, _), run in zip(asked, runs, strict=True):
         calibrated = run.graph.hardware.calibrated and question.op_speed == 1.0
         who = "" if len(asked) == 1 else f"{name}: "
-        if calibrated:
+        if run.graph.trace.provenance.estimated:
+            st.caption(f"{who}No interval: the kernel times are estimated; nothing ran on a GPU.")
+        elif calibrated:
             low_ns, high_ns = run.graph.interval_ns(run.makespan_ns, run.streams)
             low, high = format_times_ns((low_ns, high_ns))
             st.caption(f"{who}90 % interval, from past measurements: {low} to {high}.")

@@ -28,6 +28,7 @@ from tests.support.pages import (
     codes,
     errors,
     finished,
+    kind_of_answer,
     markup,
     metrics,
     opened,
@@ -77,6 +78,11 @@ def test_a_step_that_never_ran_on_a_gpu_says_that_its_times_are_estimates(tmp_pa
     assert "Its kernel times are estimates." in markup(app)
     assert any("nothing ran on a GPU" in each.value for each in app.caption)
     assert not any("captured on" in each.value for each in app.caption)
+    # Errors and intervals are from steps whose kernels were timed.
+    accuracy = opened(**address(app) | {"page": "accuracy", "hw": "h200"})
+    assert (kind_of_answer(accuracy), "times of this step are estimated" in answer(accuracy)) == ("trend", True)
+    what_if = opened(**address(app) | {"page": "what-if", "hw": "h200"})
+    assert any(each.value.startswith("No interval: the kernel times are estimated") for each in what_if.caption)
 
 
 @pytest.mark.parametrize(
