@@ -15,6 +15,8 @@ from gpusim.units import format_ns, format_times_ns
 ROWS = 12
 #: Source of traffic and instructions without counters.
 ESTIMATED = "estimated from tensor sizes and kernel family"
+#: Heading of a window's causes.
+WINDOW_LOST = "Time that ops lost, all together, and those that decided the end:"
 
 
 def step_document(explained: Explained) -> dict[str, Any]:
@@ -72,8 +74,11 @@ def print_step(document: Mapping[str, Any]) -> None:
     out = console()
     out.print(
         f"makespan {format_ns(document['makespan_ns'])}, critical path {format_ns(document['critical_path_ns'])}, "
-        f"between them {format_ns(document['gap_ns'])}:"
+        f"between them {format_ns(document['gap_ns'])}{':' if document['delays'] else ''}"
     )
+    if not document["delays"]:
+        out.print("no op on the way to the end is delayed: the schedule takes as long as its critical path")
+        return
     print_table(out, _causes(document["causes"], document["gap_ns"]))
     out.print("\nLongest delays on the way to the end:")
     print_table(out, _delays(document["delays"]), drop=("when",), fold=("by", "layer"))
@@ -84,8 +89,10 @@ def print_window(document: Mapping[str, Any]) -> None:
     out = console()
     out.print(
         f"{format_ns(document['from_ns'])} to {format_ns(document['until_ns'])}: {document['running']:.2f} kernels "
-        "running on average. Time that ops lost, all together, and those that decided the end:"
+        f"running on average. {WINDOW_LOST if document['delays'] else 'No op is delayed.'}"
     )
+    if not document["delays"]:
+        return
     print_table(out, _causes(document["causes"], sum(document["causes"].values()), document["path_causes"]))
     out.print("\nLongest delays:")
     print_table(out, _delays(document["delays"]), drop=("when",), fold=("by", "layer"))

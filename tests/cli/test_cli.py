@@ -282,6 +282,17 @@ def test_unknown_word_of_capture_suggests_the_nearest(option: str, value: str, n
     assert f"'{value}'; did you mean '{nearest}'?" in text
 
 
+def test_explain_says_in_words_that_nothing_was_lost(tmp_path: Path, run: Run) -> None:
+    """Not by the heads of empty tables."""
+    chain = tmp_path / "chain.json"
+    write_trace(chain_trace(3, dur_ns=10_000), chain)
+    for window in ((), ("--window", "5us:6us")):
+        printed = run("explain", chain, "--policy", "sequential", *window).out
+        assert "delayed" in printed
+        assert "cause" not in printed
+        assert "Longest delays" not in printed
+
+
 def test_missing_files_are_named(trace: Path, tmp_path: Path, run: Run) -> None:
     missing = tmp_path / "missing.json"
     assert f"{missing}: cannot be read: No such file" in refused(run("simulate", missing))
