@@ -135,7 +135,8 @@ def _nearest(name: str, choices: list[str]) -> list[str]:
         choices = (alike or choices)[:COMPARED_NAMES]
     of_start = {choice[:VALUE_CHARACTERS]: choice for choice in reversed(choices)}
     starts = difflib.get_close_matches(wanted, list(of_start), n=NEAREST_NAMES, cutoff=0.4)
-    return [of_start[start] for start in starts]
+    begun = [start for start in of_start if wanted and start.lower().startswith(wanted)]  # cut short, not misspelt
+    return [of_start[start] for start in dict.fromkeys([*sorted(begun, key=len), *starts])][:NEAREST_NAMES]
 
 
 def _some(choices: list[str], near: list[str]) -> str:

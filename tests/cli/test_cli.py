@@ -257,6 +257,7 @@ def test_budget_out_of_range(budget: str, trace: Path, run: Run) -> None:
     [
         (("--policy", "wavefrnt"), "unknown policy 'wavefrnt'; did you mean 'wavefront'?"),
         (("--hw", "h20"), "unknown hardware 'h20'; did you mean 'h200'?"),
+        (("--hw", "H100"), "unknown hardware 'H100'; did you mean 'h100-sxm'?"),  # the beginning, not 'v100'
         (("--engine", "refrence"), "unknown engine 'refrence'; did you mean 'reference'?"),
         (("--launch", "graf"), "unknown launch mode 'graf'; did you mean 'graph'?"),
     ],
