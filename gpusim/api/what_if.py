@@ -84,7 +84,7 @@ def whatif(
     mode = launch_mode(launch)
     if queues is not None and mode != "stream":
         raise OptionError(
-            "hardware queues count where the host launches: launch 'stream'", argument="queues", value=queues
+            "hardware queues count only where the host launches: add launch 'stream'", argument="queues", value=queues
         )
     speeds = {op: speed for name, speed in _speeds(ops) for op in find_ops(step.trace, name)}
     change = Change(

@@ -68,7 +68,8 @@ def choose_step(profile: Profile, indices: Sequence[int], wanted: str | None) ->
             number = wanted.lstrip("0") or "0"
             if len(number) <= len(str(len(steps))) and int(number) < len(steps):
                 return steps[int(number)], steps
-            problem = f"{profile.file} has {counted(len(steps), 'step')}, numbered from 0"
+            known = f"{counted(len(steps), 'step')}, numbered from 0" if steps else "no marked or repeated step"
+            problem = f"{profile.file} has {known}"
             raise OptionError(problem, argument="step", value=wanted[:20])
         ranges = [span for span in profile.ranges if span.name == wanted]
         chosen = _by_ranges(profile.activities, indices, ranges[:1])

@@ -193,7 +193,7 @@ def test_changes_out_of_range_are_one_line(wrong: dict[str, Any]) -> None:
 
 def test_queues_without_a_launch_that_has_them_are_refused() -> None:
     step = gpusim.Step(chain_trace(2), make_hardware())
-    with pytest.raises(OptionError, match="queues=1: hardware queues count where the host launches"):
+    with pytest.raises(OptionError, match="queues=1: hardware queues count only where the host launches"):
         gpusim.whatif(step, queues=1)
     assert gpusim.whatif(step, queues=1, launch="stream").changed.graph.hardware.stream.queues == 1
 
