@@ -59,6 +59,11 @@ def format_bytes(size_bytes: float) -> str:
     return f"{_three_digits(size_bytes / GIB)} GiB"
 
 
+def format_peak(size_bytes: int) -> str:
+    """Format the peak memory of a step; 0 bytes are those of a profile without tensors: `unknown`."""
+    return format_bytes(size_bytes) if size_bytes else "unknown"
+
+
 def _three_digits(number: float) -> str:
     """Format with three significant digits, or all digits before the point if there are more."""
     return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"

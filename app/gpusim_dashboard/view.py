@@ -16,7 +16,7 @@ import gpusim
 from gpusim.errors import GpusimError
 from gpusim.report.summary import Summary
 from gpusim.text import shortened, visible
-from gpusim.units import counted, format_bytes, format_ns
+from gpusim.units import counted, format_ns
 from gpusim_dashboard import html, lifetime
 from gpusim_dashboard.choice import Choice
 
@@ -315,11 +315,6 @@ def unanswered(why: str) -> None:
     html.answer("trend", "This profile does not say.", why)
     st.page_link(st.session_state.pages["verdict"], label="What it says", icon=":material/arrow_forward:")
     st.stop()
-
-
-def peak(choice: Choice, size_bytes: int) -> str:
-    """Peak memory in a table; "unknown" for a profile without tensors."""
-    return format_bytes(size_bytes) if choice.trace.tensors else "unknown"
 
 
 def hardware_words(choice: Choice) -> list[str]:

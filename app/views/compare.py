@@ -14,7 +14,7 @@ from gpusim.api import dashboard
 from gpusim.defaults import DEFAULT_STREAMS, DEFAULT_TRACE, RECOMMENDED
 from gpusim.report.figures.compared import Compared, compared_figure
 from gpusim.report.figures.timeline import Look
-from gpusim.units import counted, format_ns, format_times_ns
+from gpusim.units import counted, format_ns, format_peak, format_times_ns
 
 state = st.session_state
 settings = Settings("compare")
@@ -78,7 +78,7 @@ def row(name: str, choice: Choice, shown: Shown, timeline: gpusim.Timeline, time
         f"{name}: {html.text(about)}{html.small(label)}",
         time.rpartition(" ")[0],
         sample.rpartition(" ")[0],
-        view.peak(choice, timeline.peak_bytes),
+        format_peak(timeline.peak_bytes),
         f"{len(timeline.plan.tasks):,}",
     )
 

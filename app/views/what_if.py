@@ -15,7 +15,7 @@ import gpusim
 from gpusim.api import dashboard
 from gpusim.defaults import LAUNCH_MODES
 from gpusim.report.advice import bound_in_words
-from gpusim.units import counted, format_ns, format_times_ns
+from gpusim.units import counted, format_ns, format_peak, format_times_ns
 
 #: Ranges of the sliders without a natural range.
 BANDWIDTH, LAUNCH_COST, CONTENTION, OP_SPEED = (0.25, 4.0), (0.0, 4.0), (0.0, 4.0), (0.25, 8.0)
@@ -157,7 +157,7 @@ def answers(asked: list[tuple[str, Question, int]]) -> list[gpusim.Simulated]:
                     "" if run is baseline else changed,
                     f"{run.speedup:.2f}x",
                     f"<span>{format_ns(bound_ns)}{html.small(bound_in_words(bound))}</span>",
-                    view.peak(choice, run.peak_bytes),
+                    format_peak(run.peak_bytes),
                 ),
                 False,
             )

@@ -11,7 +11,7 @@ from gpusim.cli.common import hardware_option, json_option, launch_option, load_
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
-from gpusim.units import counted, format_bytes, format_times_ns
+from gpusim.units import counted, format_peak, format_times_ns
 
 if TYPE_CHECKING:
     from gpusim import Simulated, Step
@@ -100,7 +100,7 @@ def whatif(
     more = result.makespan_ns / baseline.makespan_ns - 1
     tell(f"  what if   {after} on {changed} ({more:+.1%} time)")
     tell(f"  speed-up  {result.speedup:.2f}x over its own sequential graph (baseline {baseline.speedup:.2f}x)")
-    tell(f"  memory    {format_bytes(result.peak_bytes)} at the peak")
+    tell(f"  memory    {format_peak(result.peak_bytes)} at the peak")
     tell("Sensitivities: the same schedule, one parameter at a time")
     times = format_times_ns(time for _, low, high, _ in rows for time in (low, high))
     for (name, *_), low_text, high_text in zip(rows, times[::2], times[1::2], strict=True):

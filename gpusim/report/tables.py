@@ -19,7 +19,7 @@ from gpusim.report.terminal import Table, console, styled
 from gpusim.search.explored import Explored
 from gpusim.search.verdict import best_way
 from gpusim.text import visible
-from gpusim.units import GIB, counted, format_bytes, format_ns, format_times_ns
+from gpusim.units import GIB, counted, format_bytes, format_ns, format_peak, format_times_ns
 
 
 def explored_document(explored: Explored) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def print_explored(explored: Explored, tried: bool = False) -> None:
     rows = [explored.best_of(policy) for policy in dict.fromkeys(row.policy for row in explored.rows)]
     for row, time in zip(rows, format_times_ns(row.makespan_ns for row in rows), strict=True):
         style = "bold green" if row is explored.best else None
-        cells = (str(row.streams), time, f"{row.speedup:.2f}x", format_bytes(row.peak_bytes))
+        cells = (str(row.streams), time, f"{row.speedup:.2f}x", format_peak(row.peak_bytes))
         table.add_row(row.policy, *cells, style=style)
     print_table(out, table)
     searched = f"{counted(explored.evaluations, 'simulation')} in the search"
@@ -200,7 +200,7 @@ def print_simulated(document: Mapping[str, Any]) -> None:
         f"  sequential  {sequential}  (speed-up {document['speedup']:.2f}x)\n"
         f"{_measured(document.get('measured'))}"
         f"{_eager(document['eager'], document['captured_on'])}"
-        f"  memory      {format_bytes(document['peak_bytes'])} at the peak\n"
+        f"  memory      {format_peak(document['peak_bytes'])} at the peak\n"
         f"  bounds      critical path {format_ns(bound['critical_path_ns'])}, SM area {format_ns(bound['area_ns'])} "
         f"({format_ns(bound['contention_ns'])} with contention), DRAM {format_ns(bound['bandwidth_ns'])}, "
         f"front end {format_ns(bound['front_end_ns'])}",

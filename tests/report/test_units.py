@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusim.units import GIB, KIB, MIB, format_bytes
+from gpusim.units import GIB, KIB, MIB, format_bytes, format_peak
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ from gpusim.units import GIB, KIB, MIB, format_bytes
 )
 def test_sizes_have_three_digits_and_no_exponent(size_bytes: float, text: str) -> None:
     assert format_bytes(size_bytes) == text
+
+
+def test_a_peak_of_nothing_is_not_known() -> None:
+    """A profile has kernels and no tensors: 0 B would be a wrong answer."""
+    assert [format_peak(size_bytes) for size_bytes in (0, 1, 1000 * KIB)] == ["unknown", "1 B", "1000 KiB"]
