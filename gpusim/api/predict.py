@@ -114,6 +114,10 @@ def explore(
     if not 0 < real("budget_s", budget_s, problem) <= MAX_BUDGET_S:
         raise OptionError(problem, argument="budget_s", value=budget_s)
     evaluations = count("evaluations", evaluations)
+    limit_bytes = memory_bytes(memory_limit)
+    if limit_bytes is not None and not step.trace.tensors:
+        problem = f"'{step.name}' has no tensors, so its memory is unknown"
+        raise OptionError(problem, argument="memory_limit", value=memory_limit)
     if policies is not None and (isinstance(policies, str) or not isinstance(policies, Collection)):
         raise OptionError("a list of policies' names", argument="policies", value=policies)
     for policy in policies or ():
@@ -132,7 +136,7 @@ def explore(
             evaluations=evaluations,
             policies=policies,
             splits=partitions or (),
-            memory_limit_bytes=memory_bytes(memory_limit),
+            memory_limit_bytes=limit_bytes,
             on_row=on_row or ignore,
             report=progress or ignore,
         )

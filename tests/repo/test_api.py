@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -238,6 +239,13 @@ def test_lists_name_what_load_and_simulate_take() -> None:
 def test_memory_limit_takes_bytes_and_sizes(step: gpusim.Step) -> None:
     assert gpusim.explore(step, evaluations=5, memory_limit="8GiB").memory_limit_bytes == 8 * 2**30
     assert gpusim.explore(step, evaluations=5, memory_limit=2**33).memory_limit_bytes == 2**33
+
+
+def test_no_memory_limit_is_kept_by_a_step_of_unknown_memory() -> None:
+    """A profile has no tensors: its peak of 0 B would keep any limit."""
+    profile = msgspec.structs.replace(wide_trace(), tensors=())
+    with pytest.raises(OptionError, match=r"^memory_limit=1GiB: '.*' has no tensors, so its memory is unknown$"):
+        gpusim.explore(profile, evaluations=5, memory_limit="1GiB")
 
 
 @pytest.mark.parametrize(
