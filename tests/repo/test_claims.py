@@ -46,6 +46,10 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
     assert all(case.frontend == "inductor" for case in measured)
     assert f"on {steps} steps only: {between}, all with kernels of inductor" in prose("README.md")
     assert f"{steps} optimized steps against `torch.compile`: {between}" in prose("CHANGELOG.md")
+    shares = [case.measured_peak_bytes / case.baseline_peak_bytes["torch_compile_own_graph"] for case in measured]
+    assert sum(share > 1.3 for share in shares) == 6
+    text = "six of them take more than 1.3 times as much memory as its kernels in one cuda graph,"
+    assert f"{text} {max(shares):.1f} times at most" in prose("CHANGELOG.md")
 
 
 @pytest.mark.parametrize(
