@@ -13,10 +13,10 @@ Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory
 5. *Dynamic.* Configurations are tried in order until one fits: nothing moves, `conv`, `all`.
 
 Filled in: vDNN sees a chain of layers. In a graph, an input moves with the last layer that reads it, as the paper says
-of fork and join; gradients are not moved. A trace has the algorithms that cuDNN's heuristics chose, which is `p`. `m`
-cannot be had: cuDNN 9 ignores `CUDNN_CONV_WSCAP_DBG`, PyTorch's variable for it
-(research/2026-11-28-memory-planner.md). So rule 5 goes without the configurations that differ in it. The input of the
-first layer is part of the step and stays: vDNN lets it go, as the host has it. Gradients of activations have memory of
+of fork and join; gradients are not moved. A trace has the algorithms that cuDNN's heuristics chose, which stand for
+`p`, and the workspaces of these alone. `m` is missing: it needs the workspaces of variants, and rule 5 goes without the
+configurations that differ in it (research/2026-11-28-memory-planner.md). The input of the first layer is part of the
+step and stays: vDNN lets it go, as the host has it. Gradients of activations have memory of
 their own: vDNN writes them over the gradients behind. Memory is let go at the layer's end, so a layer takes as long as
 the longer of computation and copy.
 """
