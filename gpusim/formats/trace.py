@@ -271,6 +271,8 @@ class Variant(Document, frozen=True, kw_only=True):
     """Kernels launched, layout conversions included."""
     covers: tuple[Count, ...] = ()
     """Other ops fused into this one, which then launch nothing (`gpusim.trace.fusion`)."""
+    workspace_bytes: StorageBytes | None = None
+    """As the op's; null if unknown."""
 
 
 class After(Document, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any
 
 import msgspec
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from gpusim.formats.hardware import load_hardware
-from gpusim.formats.trace import Kernel, Op, Storage, Tensor, TensorInit, VariantSettings
+from gpusim.formats.trace import Kernel, Op, Storage, Tensor, TensorInit, Variant, VariantSettings
 from gpusim.gpu.capture import variants as variant_capture
-from gpusim.gpu.capture.variants import choose_variants, equal_calls, in_turns, launches, longest_first
+from gpusim.gpu.capture.variants import MAX_VARIANTS, choose_variants, equal_calls, in_turns, launches, longest_first
+from gpusim.gpu.capture.workspaces import workspace_of
 from gpusim.gpu.replay.decompositions import MIN_OP_NS
 from gpusim.gpu.replay.execute import Runner
 from gpusim.gpu.replay.fusion import chains_of
@@ -79,6 +81,26 @@ def test_kept_are_faster_or_smaller_kernels_that_are_not_there_yet() -> None:
     assert [each.name for each in choose_variants(control, found, None)] == ["faster"]
 
 
+def test_the_variant_of_least_workspace_is_kept_however_slow() -> None:
+    """Captured: 100 bytes. Of two variants with 20 bytes the faster one stays, beyond the usual limit, too."""
+
+    def takes(name: str, ns: int, workspace_bytes: int | None) -> Variant:
+        kernels = (msgspec.structs.replace(kernel(ns, WHOLE), name=name),)
+        return msgspec.structs.replace(variant(name, *kernels), workspace_bytes=workspace_bytes)
+
+    control = [kernel(10_000, WHOLE)]
+    slow = [takes("unknown", 19_000, None), takes("slowest", 90_000, 20), takes("slow", 70_000, 20)]
+
+    def names(found: list[Variant], workspace_bytes: int) -> list[str]:
+        return [each.name for each in choose_variants(control, found, None, (), workspace_bytes)]
+
+    assert names(slow, 100) == ["slow"]
+    assert names(slow, 20) == [], "the captured call takes no more"
+    faster = [takes(f"faster {number}", 9000 - number, 300) for number in range(MAX_VARIANTS + 1)]
+    assert names([*faster, *slow], 100) == [*(f"faster {number}" for number in range(MAX_VARIANTS, 0, -1)), "slow"]
+    assert names([takes("fast", 5000, 10), *slow], 100) == ["fast"], "it is the one of least workspace"
+
+
 def test_variants_are_measured_once_for_equal_calls_and_scaled_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two equal convolutions, of which the second took twice as long in the step: its variant does, too."""
     one = conv_trace()
@@ -102,6 +124,7 @@ def test_variants_are_measured_once_for_equal_calls_and_scaled_to_each(monkeypat
     monkeypatch.setattr(variant_capture, "require_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(variant_capture, "_profile", profile)
     monkeypatch.setattr(variant_capture, "_works", refuse_native)
+    monkeypatch.setattr(variant_capture, "workspace_of", lambda call: 4096)
     monkeypatch.setattr(variant_capture, "alone", lambda work, *arguments: work(*arguments))
     monkeypatch.setattr(variant_capture, "anchored_variants", lambda trace, *_: trace)
     found = [each.variants for each in variant_capture.with_variants(made, seed=0).ops]
@@ -109,10 +132,33 @@ def test_variants_are_measured_once_for_equal_calls_and_scaled_to_each(monkeypat
     assert "native" not in profiled
     autotuned = [name for name in profiled if "benchmark" in name]
     assert profiled[-len(autotuned) :] == autotuned, "in a process of their own"
-    assert [[(each.name, each.kernels[0].dur_ns) for each in mine] for mine in found] == [
-        [("deterministic", 3750)],
-        [("deterministic", 7500)],
+    assert [[(each.name, each.kernels[0].dur_ns, each.workspace_bytes) for each in mine] for mine in found] == [
+        [("deterministic", 3750, 4096)],
+        [("deterministic", 7500, 4096)],
     ]
+
+
+def test_workspace_is_the_peak_of_a_call_without_what_it_leaves_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are 100 bytes. A call takes 700 more at its peak; 200 of them it leaves, and 50 are its result."""
+    counted = {"requested_bytes.all.peak": 0, "requested_bytes.all.current": 100}
+    returned: list[weakref.ref[torch.Tensor]] = []
+
+    def reset() -> None:
+        counted["requested_bytes.all.peak"] = counted["requested_bytes.all.current"]
+
+    def call() -> torch.Tensor:
+        result = torch.zeros(1)
+        returned.append(weakref.ref(result))
+        counted.update({"requested_bytes.all.peak": 800, "requested_bytes.all.current": 350})
+        return result
+
+    def stats() -> dict[str, int]:
+        assert returned[0]() is not None, "the result is still there"
+        return counted
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "memory_stats", stats)
+    assert workspace_of(call) == 450
 
 
 def test_only_operators_without_variants_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +247,8 @@ def test_ops_run_as_one_are_held_against_all_of_them(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(variant_capture, "require_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(variant_capture, "_profile", profile)
-    monkeypatch.setattr(variant_capture, "_works", lambda runner, call: variant_capture._run(runner, call) is None)
+    monkeypatch.setattr(variant_capture, "_works", lambda runner, call: variant_capture._run(runner, call) is not None)
+    monkeypatch.setattr(variant_capture, "workspace_of", lambda call: 0)
     monkeypatch.setattr(variant_capture, "alone", lambda work, *arguments: work(*arguments))
     monkeypatch.setattr(variant_capture, "anchored_variants", lambda trace, *_: trace)
     found = variant_capture.with_variants(made_trace, seed=0)

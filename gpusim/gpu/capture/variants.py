@@ -3,7 +3,8 @@
 Every distinct call (operator, arguments, shapes, kernels) runs under each available setting of torch, in one profiler
 session with the call as captured; so do operator fusions (`gpusim.gpu.replay.fusion`). Operators that already have
 variants (fusions: of that name) are skipped. A variant is dropped if it launches the same kernels as an earlier one, or
-is neither faster nor smaller than the captured kernels. Slower kernels that leave room for their neighbours stay.
+is neither faster nor smaller than the captured kernels. Slower kernels that leave room for their neighbours stay, and
+so do those of the smallest workspace.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from gpusim.errors import PlanError, ReplayError
 from gpusim.formats.hardware import HardwareModel, hardware_for_gpu
 from gpusim.formats.trace import Kernel, Op, Trace, Variant, VariantSettings
 from gpusim.gpu.capture.variant_anchor import anchored_variants, scaled
+from gpusim.gpu.capture.workspaces import workspace_of
 from gpusim.gpu.device import require_gpu, set_precision
 from gpusim.gpu.isolate import alone
 from gpusim.gpu.profiling import RANGE, attribute, exported_events, profiled
@@ -51,6 +54,8 @@ MERGED: Final = VariantSettings(composition="merged")
 Launches = tuple[tuple[Any, ...], ...]
 Measured = dict[tuple[int, str], tuple[Kernel, ...]]
 """Kernels by op and settings name; the empty name is the call as captured."""
+Workspaces = dict[tuple[int, str], int]
+"""Workspace in bytes of calls that fuse nothing, by op and settings name."""
 Known = dict[tuple[Any, str], tuple[Kernel, ...] | None]
 """Kernels by group of equal calls and settings name; None: the call does not run so."""
 
@@ -92,7 +97,7 @@ def with_variants_of(
     known = {} if known is None else known
     keys = {members[0]: key for key, members in _groups(runner.trace).items()}
 
-    def measure(autotuned: bool) -> Measured:
+    def measure(autotuned: bool) -> tuple[Measured, Workspaces]:
         calls = _all_calls(runner.trace, autotuned)
         new = [call for call in calls if (keys[call.op], call.name) not in known]
         if autotuned:
@@ -102,21 +107,26 @@ def with_variants_of(
             measured, tried = _measured_calls(runner, new)
         known.update({(keys[call.op], call.name): measured.get((call.op, call.name)) for call in tried})
         found = {(call.op, call.name): known.get((keys[call.op], call.name)) for call in calls}
-        return {call: kernels for call, kernels in found.items() if kernels is not None}
+        return {call: kernels for call, kernels in found.items() if kernels is not None}, {}
 
     return _measured_by(runner.trace, measure, say)
 
 
-def _measured_by(trace: Trace, measure: Callable[[bool], Measured], say: Callable[[str], None]) -> Trace:
+def _measured_by(
+    trace: Trace, measure: Callable[[bool], tuple[Measured, Workspaces]], say: Callable[[str], None]
+) -> Trace:
     """Return the trace with what `measure` gives for calls that cuDNN's autotuner chooses for, and for all others."""
     measured: Measured = {}
+    workspaces: Workspaces = {}
     for autotuned, doing in ((False, "profiling other algorithms"), (True, "letting cuDNN time its algorithms")):
         if any(call.name for call in _all_calls(trace, autotuned)):
             say(doing)
-            measured |= measure(autotuned)
+            kernels, taken_bytes = measure(autotuned)
+            measured |= kernels
+            workspaces |= taken_bytes
     if not measured:
         return trace
-    new_variants = variants_from(trace, measured)
+    new_variants = variants_from(trace, measured, workspaces)
     ops = (
         msgspec.structs.replace(op, variants=op.variants + each)
         for op, each in zip(trace.ops, new_variants, strict=True)
@@ -164,14 +174,17 @@ def measure_merges(trace: Trace, seed: int, merges: Mapping[tuple[int, ...], str
     return dict(zip(((call.op, call.name) for call in calls), _profile(runner, calls), strict=True))
 
 
-def measure_calls(trace: Trace, seed: int, autotuned: bool) -> Measured:
-    """Return the kernels of the calls left to cuDNN's autotuner, or of all other calls with the captured ones among
-    them.
+def measure_calls(trace: Trace, seed: int, autotuned: bool) -> tuple[Measured, Workspaces]:
+    """Return kernels and workspaces of the calls left to cuDNN's autotuner, or of all other calls with the captured
+    ones among them.
 
     Call it in a process of its own: torch allows one profiler session per process, and the autotuner's choice would
     stick to every later call with the same arguments.
     """
-    return _measured_calls(_prepared(trace, seed), _all_calls(trace, autotuned))[0]
+    runner, calls = _prepared(trace, seed), _all_calls(trace, autotuned)
+    measured, _ = _measured_calls(runner, calls)
+    ran = [call for call in calls if call.name and not call.covers and (call.op, call.name) in measured]
+    return measured, {(call.op, call.name): workspace_of(partial(_run, runner, call)) for call in ran}
 
 
 def _prepared(trace: Trace, seed: int) -> Runner:
@@ -223,7 +236,7 @@ def in_turns(calls: Sequence[_Call]) -> list[_Call]:
     return [mine[number] for number in range(rounds) for mine in of_op.values() if number < len(mine)]
 
 
-def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]:
+def variants_from(trace: Trace, measured: Measured, workspaces: Workspaces) -> list[tuple[Variant, ...]]:
     """Return the new variants of each op, from the measurements of the group representatives."""
     hardware = hardware_for_gpu(trace.provenance.gpu.name)
     result: list[tuple[Variant, ...]] = [()] * len(trace.ops)
@@ -233,11 +246,18 @@ def variants_from(trace: Trace, measured: Measured) -> list[tuple[Variant, ...]]
         for covering in (False, True):
             mine = {name: way for name, way in tried[op].items() if bool(way.covers) == covering}
             new_variants = [
-                Variant(name=name, settings=way.settings, kernels=measured[(op, name)], covers=way.covers)
+                Variant(
+                    name=name,
+                    settings=way.settings,
+                    kernels=measured[(op, name)],
+                    covers=way.covers,
+                    workspace_bytes=workspaces.get((op, name)),
+                )
                 for name, way in mine.items()
                 if (op, name) in measured
             ]
-            kept = choose_variants(control, new_variants, hardware, trace.ops if covering else ())
+            ops = trace.ops if covering else ()
+            kept = choose_variants(control, new_variants, hardware, ops, trace.ops[op].workspace_bytes)
             for member in members:
                 factor = _total_ns(trace.ops[member].kernels) / max(1, _total_ns(control))
                 result[member] += tuple(
@@ -337,13 +357,13 @@ def _recording_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def _run(runner: Runner, call: _Call) -> None:
+def _run(runner: Runner, call: _Call) -> Any:
+    """Run a call and return its results, which the runner does not keep."""
     if call.covers:
         assert call.settings is not None
-        runner.call_chain(sorted((call.op, *call.covers)), call.settings)
-        return
+        return runner.call_chain(sorted((call.op, *call.covers)), call.settings)
     args, kwargs = runner.arguments(call.op)
-    runner.call(call.op, args, kwargs, call.settings)
+    return runner.call(call.op, args, kwargs, call.settings)
 
 
 def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]:
@@ -365,26 +385,42 @@ def _profile(runner: Runner, calls: Sequence[_Call]) -> list[tuple[Kernel, ...]]
 
 
 def choose_variants(
-    control: Sequence[Kernel], variants: Sequence[Variant], hardware: HardwareModel | None, ops: Sequence[Op] = ()
+    control: Sequence[Kernel],
+    variants: Sequence[Variant],
+    hardware: HardwareModel | None,
+    ops: Sequence[Op] = (),
+    workspace_bytes: int = 0,
 ) -> tuple[Variant, ...]:
     """Return the variants worth keeping next to the captured kernels (`control`), fastest first.
 
     Each has other kernels than the captured ones, and is faster or takes less of the GPU: less at its peak, or less
     over time. Without a hardware model the share is unknown, so only faster ones stay. Variants that fuse `ops` are
-    compared with the kernels of these ops, too, and each saved launch counts.
+    compared with the kernels of these ops, too, and each saved launch counts. The variant of least workspace, the
+    fastest of these, stays in any case where it takes less than the captured kernels do (`workspace_bytes`).
     """
     seen = {launches(control)}
+    others: list[Variant] = []
     kept: list[Variant] = []
     for variant in sorted(variants, key=lambda each: _total_ns(each.kernels)):
         if launches(variant.kernels) in seen or not variant.kernels:
             continue
         seen.add(launches(variant.kernels))
+        others.append(variant)
         gap_ns = hardware.graph.chain_ns if hardware is not None and variant.covers else 0.0
         instead = (*control, *(kernel for op in variant.covers for kernel in ops[op].kernels))
         merits, limit = (_merits(kernels, hardware, gap_ns) for kernels in (variant.kernels, instead))
         if any(mine < (1 - TOLERANCE_FRAC) * other for mine, other in zip(merits, limit, strict=True)):
             kept.append(variant)
-    return tuple(kept[: MAX_COVERING if ops else MAX_VARIANTS])
+    kept = kept[: MAX_COVERING if ops else MAX_VARIANTS]
+    least = min((each for each in others if each.workspace_bytes is not None), key=_workspace, default=None)
+    if least is not None and _workspace(least) < workspace_bytes and least not in kept:
+        kept.append(least)
+    return tuple(sorted(kept, key=lambda each: _total_ns(each.kernels)))
+
+
+def _workspace(variant: Variant) -> int:
+    assert variant.workspace_bytes is not None
+    return variant.workspace_bytes
 
 
 def _merits(kernels: Sequence[Kernel], hardware: HardwareModel | None, gap_ns: float) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -22,12 +23,19 @@ def op_workspaces(runner: Runner, state: InitialState, releases: Sequence[Iterab
     for counted in (False, True):
         for op in range(len(runner.trace.ops)):
             runner.release(releases[op])
-            torch.cuda.reset_peak_memory_stats()
-            runner.run(op)
+            taken_bytes = workspace_of(partial(runner.run, op))
             if counted:
-                stats = torch.cuda.memory_stats()
-                workspace_bytes[op] = max(0, stats[_PEAK] - stats[_NOW])
+                workspace_bytes[op] = taken_bytes
         torch.cuda.synchronize()
         runner.drop_temporaries()
         state.restore()
     return workspace_bytes
+
+
+def workspace_of(call: Callable[[], object]) -> int:
+    """Return the most that a call allocates while it runs, less the bytes that it leaves and returns."""
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    stats = torch.cuda.memory_stats()
+    del result  # until here it counts as left
+    return int(max(0, stats[_PEAK] - stats[_NOW]))
