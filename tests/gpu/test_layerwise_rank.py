@@ -307,7 +307,7 @@ def test_ranks_that_compute_the_same_dropout_draw_the_same_masks_by_themselves()
 
 @pytest.mark.gpu
 def test_replays_of_ranks_that_compute_the_same_dropout_draw_the_same_masks() -> None:
-    """Each replay of a CUDA graph draws other ones."""
+    """Each replay of a CUDA graph draws other ones. Equal masks give losses that differ by rounding alone."""
     found = []
     for number in range(2):
         torch.manual_seed(number)
@@ -318,8 +318,8 @@ def test_replays_of_ranks_that_compute_the_same_dropout_draw_the_same_masks() ->
             graph.replay()
             losses.append(float(each.losses[-1]))
         found.append(losses)
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 3
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert min(abs(one - other) for one, other in itertools.combinations(found[0], 2)) > 1e-3
 
 
 def test_one_device_is_torchs_own_network() -> None:
