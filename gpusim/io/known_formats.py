@@ -34,6 +34,7 @@ _OWN: Final = {
     "gpusim-replayed": ("a file of replayed schedules", "it belongs to its results: `gpusim figure fidelity FILE`"),
     "gpusim-pairs": ("a file of measured pairs of kernels", "no command reads it"),
     "gpusim-predictions": ("a file of predicted schedules", "`gpusim validate` reads it with its trace"),
+    "gpusim-trials": ("a file of trials", "`gpusim validate` reads it with its recipe"),
     "gpusim-stages": ("a file of stage latencies for IOS", "`gpusim validate` reads it with its trace"),
     "gpusim-memory-plan": ("a memory plan", "give it with `gpusim replay TRACE --memory-plan FILE`"),
     "gpusim-memory-predictions": ("a file of predicted memory plans", "`gpusim validate` reads it with its trace"),

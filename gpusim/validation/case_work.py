@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpusim.formats.measurement import Measurement
@@ -49,6 +52,20 @@ def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
     return path
 
 
+@contextmanager
+def collected_before() -> Iterator[None]:
+    """Let the garbage collector pass over all older objects within this context.
+
+    Each recording of a graph collects garbage two or three times, and those of a trace and of torch take longest.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def replay_chosen(
     path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool
 ) -> tuple[Chosen, list[Measurement]]:
@@ -58,26 +75,20 @@ def replay_chosen(
 
     trace = read_trace(path)
     graph = OpGraph.build(trace, hardware_of(trace))
-    if chosen.contenders:
-        times_ns, _ = fastest(graph, chosen.contenders, recipe.seed, trust_code=trust_code)
-        chosen = chosen.with_searched(times_ns)
-    measured = replay(
-        graph,
-        chosen.schedules,
-        command=command,
-        seed=recipe.seed,
-        recordings=recipe.recordings,
-        rounds=recipe.rounds or ROUNDS,
-        trust_code=trust_code,
-    )
+    with collected_before():
+        if chosen.contenders:
+            times_ns, _ = fastest(graph, chosen.contenders, recipe.seed, trust_code=trust_code)
+            chosen = chosen.with_searched(times_ns)
+        measured = replay(
+            graph,
+            chosen.schedules,
+            command=command,
+            seed=recipe.seed,
+            recordings=recipe.recordings,
+            rounds=recipe.rounds or ROUNDS,
+            trust_code=trust_code,
+        )
     return chosen, measured
-
-
-def tried_ns(path: Path, chosen: Chosen, recipe: Recipe, trust_code: bool) -> list[int]:
-    """Return the time of each chosen schedule in a quick measurement."""
-    trace = read_trace(path)
-    graph = OpGraph.build(trace, hardware_of(trace))
-    return fastest(graph, chosen.schedules, recipe.seed, trust_code=trust_code)[0]
 
 
 def measure_pairs_of(path: Path, recipe: Recipe) -> list[PairCase]:

@@ -113,12 +113,17 @@ def _searched(graph: OpGraph, recipe: Recipe) -> list[Schedule]:
     return list(searched)
 
 
-def fastest_of_each(schedules: Sequence[Schedule], times_ns: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Return the number of the fastest schedule per policy and choice of kernels, with the times of its trials."""
+def contenders_of(schedules: Sequence[Schedule]) -> list[tuple[int, ...]]:
+    """Return the numbers of the schedules of each policy and choice of kernels."""
     tried: dict[tuple[str, Kernels], list[int]] = {}
     for number, schedule in enumerate(schedules):
         tried.setdefault((schedule.policy, kernels_of(schedule)), []).append(number)
+    return [tuple(numbers) for numbers in tried.values()]
+
+
+def fastest_of_each(schedules: Sequence[Schedule], times_ns: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the number of the fastest schedule per policy and choice of kernels, with the times of its trials."""
     return {
         min(numbers, key=times_ns.__getitem__): tuple(times_ns[number] for number in numbers)
-        for numbers in tried.values()
+        for numbers in contenders_of(schedules)
     }

@@ -24,7 +24,7 @@ from gpusim.io.files import make_folder
 from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
-from gpusim.validation.case_work import capture_case, replay_chosen, result_case, tried_ns
+from gpusim.validation.case_work import capture_case, replay_chosen, result_case
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.validation.fair import fastest_of_each, kernels_of, slow_counts
 from gpusim.validation.memory_stages import MemoryResults, measured_or_said, predict_memory
@@ -45,6 +45,7 @@ from gpusim.validation.stage_times import (
     with_merged,
 )
 from gpusim.validation.tables import write_results
+from gpusim.validation.trials import trials_path, try_schedules
 
 Stage = Literal["capture", "predict", "measure"]
 Say = Callable[[str], None]
@@ -147,7 +148,8 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
 def measure_stage(
     recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
 ) -> Results:
-    """Replay the predicted schedules of each case that the recipe's results lack; results are written after each case.
+    """Replay the predicted schedules of each case that the recipe's results lack; results are written after each case,
+    and trials after each contender.
 
     Each schedule is timed in `recipe.processes` processes; `interval_ns` is the range of their medians.
     """
@@ -164,12 +166,13 @@ def measure_stage(
             trace = read_trace(path)
             if joined.has(trace):
                 continue
-            predicted = predicted_path(case, recipe)
+            predicted, trials = predicted_path(case, recipe), trials_path(folder, recipe, trace.name)
             predictions = read_predictions(predicted, path)
             chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)), str(predicted))
             tried: list[tuple[int, ...]] = [()] * len(chosen.schedules)
             if recipe.trials:
-                of_each = fastest_of_each(chosen.schedules, alone(tried_ns, path, chosen, recipe, trust_code))
+                times_ns = alone(try_schedules, path, predicted, chosen, recipe, trials, trust_code)
+                of_each = fastest_of_each(chosen.schedules, times_ns)
                 chosen, tried = chosen.only(list(of_each)), list(of_each.values())
             runs: list[Sequence[Measurement]] = []
             for _ in range(recipe.processes):
@@ -181,6 +184,7 @@ def measure_stage(
             continue
         measured = chosen.held_to([between_processes(each) for each in zip(*runs, strict=True)])
         joined.add(case, trace, predictions, chosen, measured, command, tried)
+        trials.unlink(missing_ok=True)
         say(f"measured {len(measured)} schedules of {trace.name}")
     if errors and len(errors) == len(cases):
         raise errors[0]

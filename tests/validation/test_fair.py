@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import RecipeError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.recipe import Case, Recipe
+from gpusim.formats.trace import Gpu
+from gpusim.gpu import device
+from gpusim.gpu.replay import replay as edge
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
@@ -20,8 +23,8 @@ from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search import events
 from gpusim.trace.store import read_trace
+from gpusim.validation import predictions as predictions_module
 from gpusim.validation import stages
-from gpusim.validation.chosen import Chosen
 from gpusim.validation.fair import best_of, fair_schedules, fastest_of_each, kernels_of
 from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.run import run_recipe
@@ -29,6 +32,7 @@ from gpusim.validation.stages import measure_stage, predict_stage, predicted_pat
 from tests.validation.test_recipes import replay
 
 TRACE = "validate/traces/search_inference/squeezenet1_1-infer-b1.json.gz"
+GPU = Gpu(name="NVIDIA H200", driver="1", cuda="13", torch="2", cudnn="9", sm_clock_mhz=1, mem_clock_mhz=1)
 POLICIES_ASKED_FOR = ("nimble", "opara", FASTEST_KERNELS, "search")
 
 
@@ -111,29 +115,63 @@ def test_a_row_of_the_search_is_no_schedule_of_a_policy(graph: OpGraph, planned:
     assert not made.intersection(searched)
 
 
+class Trying:
+    """A GPU's edge where later schedules are faster; it breaks off before the contender `broken_at`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tried: list[list[Schedule]] = []
+        self.broken_at = -1
+        monkeypatch.setattr(stages, "alone", lambda work, *arguments: work(*arguments))
+        monkeypatch.setattr(stages, "replay_chosen", replay)
+        monkeypatch.setattr(device, "require_gpu", lambda: None)
+        monkeypatch.setattr(device, "gpu_facts", lambda: GPU)
+        monkeypatch.setattr(edge, "try_groups", self.try_groups)
+
+    def try_groups(
+        self, graph: OpGraph, groups: Sequence[Sequence[Schedule]], *, done: Callable[[int, list[int]], None], **_: Any
+    ) -> None:
+        for number, group in enumerate(groups):
+            if len(self.tried) == self.broken_at:
+                raise KeyboardInterrupt
+            self.tried.append(list(group))
+            done(number, [1000 - place for place in range(len(group))])
+
+
 def test_measuring_tries_all_predicted_schedules_and_replays_the_fastest_of_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[int] = []
-
-    def later_is_faster(path: Path, chosen: Chosen, plan: Recipe, trust_code: bool) -> list[int]:
-        tried.append(len(chosen.schedules))
-        return [1000 - number for number in range(len(chosen.schedules))]
-
-    def here(work: Callable[..., Any], *arguments: object) -> Any:
-        return work(*arguments)
-
-    monkeypatch.setattr(stages, "alone", here)
-    monkeypatch.setattr(stages, "tried_ns", later_is_faster)
-    monkeypatch.setattr(stages, "replay_chosen", replay)
-    plan = recipe(tmp_path)
+    """What an interrupted run has tried is not tried again, nor with other predictions or on another GPU."""
+    trying, plan, folder = Trying(monkeypatch), recipe(tmp_path), tmp_path / "results"
     (predictions,) = predict_stage(plan, plan.case, lambda _: None)
     assert predictions == predicted_path(plan.case[0], plan)
-    results = measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
+    trying.broken_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        measure_stage(plan, plan.case, folder, "c", lambda _: None)
+    (kept,) = folder.iterdir()
+    with monkeypatch.context() as other:
+        other.setattr(device, "gpu_facts", lambda: msgspec.structs.replace(GPU, name="another"))
+        with pytest.raises(RecipeError, match=rf"{kept.name}: \$.gpu: trials on {GPU.name}, this is another"):
+            measure_stage(plan, plan.case, folder, "c", lambda _: None)
+    trying.broken_at = -1
+    results = measure_stage(plan, plan.case, folder, "c", lambda _: None)
     rows = {(case.policy, case.kernels): case for case in results.cases}
-    assert len(rows) == len(results.cases) == 7
-    assert sum(len(case.tried_ns) for case in results.cases) == tried[0]
+    assert len(rows) == len(results.cases) == len(trying.tried) == 7
+    assert sum(len(case.tried_ns) for case in results.cases) == sum(map(len, trying.tried))
     assert all(list(case.tried_ns) == sorted(case.tried_ns, reverse=True) for case in results.cases)
+    assert not kept.exists()
+
+
+def test_trials_of_other_predictions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trying, plan, folder = Trying(monkeypatch), recipe(tmp_path), tmp_path / "results"
+    (predictions,) = predict_stage(plan, plan.case, lambda _: None)
+    trying.broken_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        measure_stage(plan, plan.case, folder, "c", lambda _: None)
+    predictions.unlink()
+    monkeypatch.setattr(predictions_module, "code_version", lambda: "another")
+    predict_stage(plan, plan.case, lambda _: None)
+    with pytest.raises(RecipeError, match="trials of other predictions; remove the file"):
+        measure_stage(plan, plan.case, folder, "c", lambda _: None)
 
 
 def test_trials_outside_of_stages_and_of_what_is_no_policy_are_refused(tmp_path: Path) -> None:

@@ -124,7 +124,6 @@ def replay(
 TRIAL_RECORDINGS, TRIAL_ROUNDS = 3, 7
 
 
-@explain_out_of_memory
 def trial_ns(
     graph: OpGraph, schedules: Sequence[Schedule], *, seed: int = DEFAULT_SEED, trust_code: bool = False
 ) -> list[int]:
@@ -132,21 +131,40 @@ def trial_ns(
 
     Raises as `replay` does. Outputs are not compared here.
     """
+    times_ns: list[int] = []
+    try_groups(graph, [schedules], seed=seed, trust_code=trust_code, done=lambda _, each_ns: times_ns.extend(each_ns))
+    return times_ns
+
+
+@explain_out_of_memory
+def try_groups(
+    graph: OpGraph,
+    groups: Sequence[Sequence[Schedule]],
+    *,
+    done: Callable[[int, list[int]], None],
+    seed: int = DEFAULT_SEED,
+    trust_code: bool = False,
+) -> None:
+    """Measure the schedules of each group against each other, as `trial_ns`, group by group.
+
+    After each group, `done` is called with its number and the times in ns. Raises as `replay` does, before the first.
+    """
     trace = graph.trace
     check_trace_code(trace, trace.name, trust_code)
     check_operators(trace, trace.name)
     device = require_gpu()
-    legal = [schedule.check(graph) for schedule in schedules]
+    legal = [[schedule.check(graph) for schedule in group] for group in groups]
     set_precision(trace.model.dtype)
     runner = Runner(trace, device, trust_code=trust_code)
     state = make_initial(trace, device, seed)
     runner.bind(state.tensors)
     recorder = GraphRecorder(runner, graph.preds)
-    for each in legal:
-        _record(recorder, state, each)  # libraries initialize on first use of a stream
-    contenders = {str(number): partial(recorder.record, each) for number, each in enumerate(legal)}
-    times = time_typical(contenders, TRIAL_RECORDINGS, TRIAL_ROUNDS)
-    return [times[str(number)].median_ns for number in range(len(legal))]
+    for group_number, group in enumerate(legal):
+        for each in group:
+            _record(recorder, state, each)  # libraries initialize on first use of a stream
+        contenders = {str(number): partial(recorder.record, each) for number, each in enumerate(group)}
+        times = time_typical(contenders, TRIAL_RECORDINGS, TRIAL_ROUNDS)
+        done(group_number, [times[str(number)].median_ns for number in range(len(group))])
 
 
 def require_equal(measurement: Measurement) -> None:
