@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpusim.bounds.bounds import Bounds, bounds
@@ -42,7 +42,7 @@ class Simulated:
         """Start and end of each task; simulated on first use, since the fields need no plan."""
         if self.plan is not None:
             evaluator = MemoryEvaluator(self.graph, self.engine)
-            return evaluator.time(evaluator.program(self.plan), memory=True)
+            return evaluator.choosing(self.plan).time(evaluator.program(self.plan), memory=True)
         return self.engine.run(lower(self.graph, self.schedule, self.mode), self.graph.hardware)
 
     @property
@@ -108,6 +108,7 @@ def simulate_plan(graph: OpGraph, plan: MemoryPlan, engine: Engine | None = None
     """Simulate a memory plan in one CUDA graph on an engine (default: the fast one). Raises `PlanError`."""
     runs = engine or engine_by_name(DEFAULT_ENGINE)
     outcome = MemoryEvaluator(graph, runs).evaluate(plan)
-    schedule = schedule_of(outcome.program).made(plan.policy, plan.made_by, outcome.step_ns)
+    schedule = replace(schedule_of(outcome.program), variants=plan.variants)
+    schedule = schedule.made(plan.policy, plan.made_by, outcome.step_ns)
     sequential_ns = Evaluator(graph, runs).makespan_ns(Schedule.in_recorded_order(len(graph)))
     return Simulated(graph, "graph", schedule, runs, outcome.step_ns, outcome.peak_bytes, sequential_ns, plan)

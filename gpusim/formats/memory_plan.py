@@ -1,4 +1,4 @@
-"""The memory plan file: storages that a step moves to the host or recomputes, by op name and storage."""
+"""The memory plan file: storages that a step moves or recomputes, and variants it runs, by op name and storage."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ class RedoEntry(Document, frozen=True, kw_only=True):
     """Storages that the ops restore."""
 
 
+class VariantEntry(Document, frozen=True, kw_only=True):
+    """An op that runs one of its variants."""
+
+    op: str
+    """Name of the op."""
+    variant: str
+    """Name of its variant."""
+
+
 class MemoryPlanDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
     """A memory plan of one trace, tied to it by the hash of its structure."""
 
@@ -66,3 +75,5 @@ class MemoryPlanDocument(Document, frozen=True, kw_only=True, omit_defaults=Fals
     """Launch order; empty for the recorded order."""
     op_streams: tuple[Annotated[int, Meta(ge=0, lt=MAX_OP_STREAMS)], ...] = ()
     """Stream of each op, in the trace's order; empty if all run on one."""
+    variants: tuple[VariantEntry, ...] = ()
+    """Ops that run a variant, in the trace's order; all others run as captured."""

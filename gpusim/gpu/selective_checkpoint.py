@@ -80,15 +80,24 @@ def policy_fn(trace: Trace, plan: MemoryPlan) -> PlanPolicy:
 
     Ops that change a tensor in place run again with the op that made it, or not at all, and so do all random ops: torch
     says nothing where they do not, and gradients are wrong. So a call in place that the trace does not have raises
-    `PlanError`. So does a plan of another trace, at once.
+    `PlanError`. So does a plan of another trace, at once, and one with variants.
     """
-    storages = Storages.of(trace)
-    again = runs_again(storages, check_memory_plan(storages, plan))
+    storages = _checked_storages(trace, plan)
+    again = runs_again(storages, plan)
     wanted: dict[str, list[bool]] = defaultdict(list)
     for index, op in enumerate(trace.ops):
         if op.phase == "forward":
             wanted[op.target].append(index in again)
     return PlanPolicy(dict(wanted))
+
+
+def _checked_storages(trace: Trace, plan: MemoryPlan) -> Storages:
+    """Return the storages of a plan that torch's tools can run. Raises `PlanError`."""
+    storages = Storages.of(trace)
+    check_memory_plan(storages, plan)
+    if plan.has_variants:
+        raise PlanError("the memory plan runs variants of ops, which torch's own tools cannot; `gpusim.replay` runs it")
+    return storages
 
 
 def runs_again(storages: Storages, plan: MemoryPlan) -> frozenset[int]:
@@ -132,11 +141,11 @@ def mark_offloads(nodes: Iterable[Any], trace: Trace, plan: MemoryPlan) -> int:
     `nodes` are those of the graph that torch's activation offloading gets, in order (`graph_module.graph.nodes`). Torch
     makes ops in place functional there, so both count as one operator. Where the graph calls an operator more or less
     often than the step, the n-th call may be another one: none of its results is marked, and a warning says so. Torch
-    itself moves no views, and no results of ops that have several. Raises `PlanError` for a plan of another trace.
+    itself moves no views, and no results of ops that have several. Raises `PlanError` for a plan of another trace, or
+    with variants.
     """
     moved = {offload.storage for offload in plan.offloads}
-    storages = Storages.of(trace)
-    check_memory_plan(storages, plan)
+    storages = _checked_storages(trace, plan)
     marks: dict[str, list[bool]] = defaultdict(list)
     for index, op in enumerate(trace.ops):
         if op.phase == "forward":

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Final
 
 from gpusim.errors import PlanError
 from gpusim.memplan.lowering import LoweredProgram
@@ -18,12 +19,15 @@ from gpusim.memplan.program import Instruction, Program, needed
 from gpusim.memplan.storages import Storages
 from gpusim.trace.store import structure_hash
 
+#: Advice where a trace lacks workspaces of variants.
+CAPTURE_VARIANTS: Final = "`gpusim capture --variants` measures it"
+
 
 def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
     """Return the plan itself, once its numbers are known to make sense for this trace; `check_program` does the rest.
 
-    Raises `PlanError` for a plan of another trace, an op or a storage that there is not, and for an order that has not
-    every op once or goes against the dependencies.
+    Raises `PlanError` for a plan of another trace, an op, a variant or a storage that there is not, a variant that
+    memory plans cannot run, and for an order that has not every op once or goes against the dependencies.
     """
     if plan.trace_hash and plan.trace_hash != structure_hash(storages.trace):
         raise PlanError(f"the memory plan is one of another trace, not of this '{storages.trace.name}'")
@@ -41,6 +45,7 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
         _within(storage, count, "storage")
     for op in plan.barriers:
         _within(op, ops, "op")
+    _check_variants(storages, plan)
     if plan.op_streams and (len(plan.op_streams) != ops or min(plan.op_streams) < 0):
         raise PlanError(f"the memory plan has streams for {len(plan.op_streams)} ops, of {ops}")
     if plan.order:
@@ -53,6 +58,26 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
                     names = storages.trace.ops
                     raise PlanError(f"op '{names[op].name}' comes before '{names[other].name}', whose result it needs")
     return plan
+
+
+def _check_variants(storages: Storages, plan: MemoryPlan) -> None:
+    ops = storages.trace.ops
+    if len(plan.variants) not in (0, len(ops)):
+        raise PlanError(f"the memory plan has variants for {len(plan.variants)} ops, of {len(ops)}")
+    for op, number in zip(ops, plan.variants, strict=False):
+        if not 0 <= number <= len(op.variants):
+            raise PlanError(f"op '{op.name}' has no variant {number}, of {len(op.variants)}")
+        if not number:
+            continue
+        variant = op.variants[number - 1]
+        if variant.covers:
+            raise PlanError(
+                f"variant '{variant.name}' of op '{op.name}' runs other ops, too; memory plans take none such"
+            )
+        if variant.workspace_bytes is None:
+            raise PlanError(
+                f"the workspace of variant '{variant.name}' of op '{op.name}' is unknown; {CAPTURE_VARIANTS}"
+            )
 
 
 def _within(number: int, count: int, what: str) -> None:

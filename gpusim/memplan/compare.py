@@ -94,7 +94,9 @@ class MemoryComparison:
 
     def save_snapshot(self, path: str | Path, policy: str | None = None) -> None:
         """Write a plan's memory over time as a snapshot for PyTorch's memory viewer. Raises as `save` does."""
-        write_snapshot(self.storages, self._chosen(policy), file_path("path", path))
+        outcome = self._chosen(policy)
+        storages = MemoryEvaluator(self.graph, storages=self.storages).choosing(outcome.plan).storages
+        write_snapshot(storages, outcome, file_path("path", path))
 
     def _chosen(self, policy: str | None) -> Outcome:
         """Return the outcome of a policy, or of the fastest plan that fits."""
@@ -238,7 +240,8 @@ def compare_policies(
     use, plan = min(
         [(planner.least_use, planner.least_peak.plan), *reached], key=lambda each: each[0].peak.allocated_bytes
     )
-    return replace(comparison, shortfall=shortfall(comparison.storages, use, plan.order, budget_bytes))
+    storages = evaluator.choosing(plan).storages
+    return replace(comparison, shortfall=shortfall(storages, use, plan.order, budget_bytes))
 
 
 def _row(
@@ -258,8 +261,9 @@ def _row(
 
 
 def _front_budgets(rows: Sequence[PolicyRow]) -> list[int]:
-    """Return budgets between the least peak of any policy and that of keeping all."""
-    peaks = {row.policy: row.outcome.peak_bytes for row in rows if row.outcome is not None}
+    """Return budgets between the least peak of any policy and that of keeping all, both with the captured kernels."""
+    outcomes = {row.policy: row.outcome for row in rows if row.outcome is not None}
+    peaks = {name: each.peak_bytes for name, each in outcomes.items() if not each.plan.has_variants}
     low, high = min(peaks.values()), peaks[KEEP_ALL]
     return sorted({round(low + share * (high - low)) for share in FRONT_SHARES}) if low < high else []
 

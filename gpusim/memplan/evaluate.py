@@ -20,7 +20,10 @@ from gpusim.trace.store import structure_hash
 
 @dataclass(frozen=True, repr=False)
 class Outcome(ShortRepr):
-    """Predictions for a memory plan on a GPU."""
+    """Predictions for a memory plan on a GPU.
+
+    What slower variants of ops cost is part of `step_ns` alone.
+    """
 
     plan: MemoryPlan
     program: Program
@@ -29,7 +32,7 @@ class Outcome(ShortRepr):
     exposed_copy_ns: int
     """Extra time of the step through its copies, in ns."""
     recompute_ns: int
-    """Extra time over the step that keeps all on the same streams, without copies, in ns."""
+    """Extra time over the step that keeps all on the same streams, by the same variants and without copies, in ns."""
     d2h_bytes: int
     h2d_bytes: int
     live_bytes: int = 0
@@ -51,11 +54,21 @@ class Outcome(ShortRepr):
 class MemoryEvaluator:
     """Evaluator of memory plans for one step on one GPU."""
 
-    def __init__(self, graph: OpGraph, engine: str | Engine = DEFAULT_ENGINE) -> None:
-        """Prepare the evaluator. Raises `UnknownNameError` for the engine."""
+    def __init__(self, graph: OpGraph, engine: str | Engine = DEFAULT_ENGINE, storages: Storages | None = None) -> None:
+        """Prepare the evaluator; `storages` are the graph's. Raises `UnknownNameError` for the engine."""
         self.graph = graph
-        self.storages = Storages.of(graph.trace)
+        self.storages = Storages.of(graph.trace) if storages is None else storages
         self.engine = engine_by_name(engine) if isinstance(engine, str) else engine
+        self._choosing: dict[tuple[int, ...], MemoryEvaluator] = {}
+
+    def choosing(self, plan: MemoryPlan) -> MemoryEvaluator:
+        """Return the evaluator of the step with the kernels and workspaces of a checked plan's variants."""
+        if not plan.has_variants:
+            return self
+        if plan.variants not in self._choosing:
+            graph = self.graph.choosing(plan.variants)
+            self._choosing[plan.variants] = MemoryEvaluator(graph, self.engine, self.storages.running(graph))
+        return self._choosing[plan.variants]
 
     @cached_property
     def keep_all_ns(self) -> int:
@@ -74,7 +87,7 @@ class MemoryEvaluator:
         return program
 
     def time(self, program: Program, *, copies: bool = True, memory: bool = False) -> Timeline:
-        """Return the timeline of a program."""
+        """Return the timeline of a program of the captured kernels; that of a plan is `choosing`'s."""
         lowered = lower_program(self.graph, self.storages, program, copies=copies, memory=memory)
         timeline = self.engine.run(lowered.plan, self.graph.hardware)
         check_timeline(lowered, timeline.start_ns, timeline.end_ns, self.storages)
@@ -83,17 +96,18 @@ class MemoryEvaluator:
     def evaluate(self, plan: MemoryPlan, *, barriers_first: bool = True) -> Outcome:
         """Return memory and time of a plan, as `program_of`. Raises `PlanError` for one that cannot run."""
         program = self.program(plan, barriers_first=barriers_first)
+        step = self.choosing(plan)
         several = op_streams_of(program) > 1
-        timeline = self.time(program, memory=several)
+        timeline = step.time(program, memory=several)
         step_ns = timeline.makespan_ns
-        without_ns = self.time(program, copies=False).makespan_ns if plan.has_copies else step_ns
+        without_ns = step.time(program, copies=False).makespan_ns if plan.has_copies else step_ns
         keeps = MemoryPlan(order=plan.order, op_streams=plan.op_streams)
-        keeps_ns = self.time(self.program(keeps)).makespan_ns if several else self.keep_all_ns
+        keeps_ns = step.time(step.program(keeps)).makespan_ns if several else step.keep_all_ns
         size = self.storages.bytes
         return Outcome(
             plan=plan,
             program=program,
-            use=memory_of(self.storages, program),
+            use=memory_of(step.storages, program),
             step_ns=step_ns,
             exposed_copy_ns=step_ns - without_ns,
             recompute_ns=without_ns - keeps_ns,

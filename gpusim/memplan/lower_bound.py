@@ -20,9 +20,9 @@ The bound takes storages by parts, the cheapest for their bytes first, and for e
 
 with f = `kernel_slowdown / (1 + 2 kernel_slowdown) * (1 + copy_slowdown)`, and as free bytes what is copied before t.
 It leaves out latencies, waits for copies, what recomputation needs of storages that are gone, too, and the time at
-which a storage is made. It holds for plans on one stream that keep the forward pass in recorded order. On any stream
-and in any order, no plan keeps less than one op alone takes: what it reads and makes, its workspace, and all that was
-there before the step.
+which a storage is made. It holds for plans of the captured kernels on one stream that keep the forward pass in recorded
+order. On any stream and in any order, no such plan keeps less than one op alone takes: what it reads and makes, its
+workspace, and all that was there before the step.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ class LowerBound:
         """Saved storages with ns a byte of recomputation, infinite where nothing computes them again."""
 
     def holds_for(self, plan: MemoryPlan) -> bool:
-        """Return whether a plan runs on one stream and keeps the forward pass in recorded order."""
+        """Return whether a plan runs the captured kernels on one stream, with the forward pass in recorded order."""
         turn = self._storages.first_backward
+        if plan.has_variants:
+            return False
         return not any(plan.op_streams) and (not plan.order or tuple(plan.order[:turn]) == tuple(range(turn)))
 
     def step_ns(self, budget_bytes: int) -> int | None:
@@ -91,7 +93,7 @@ class LowerBound:
 
     @cached_property
     def least_bytes(self) -> int:
-        """Bytes that one op alone takes with what was there before the step: no plan keeps less."""
+        """Bytes that one op alone takes, as captured, with what was there before the step."""
         profile, initial = self._profile, self._storages.initial
         alone = (
             sum(profile.size[s] for s in touched - initial) + workspace

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusim.errors import ScheduleError
-from gpusim.formats.memory_plan import SCHEMA, MemoryPlanDocument, OffloadEntry, RedoEntry
+from gpusim.formats.memory_plan import SCHEMA, MemoryPlanDocument, OffloadEntry, RedoEntry, VariantEntry
 from gpusim.formats.trace import Trace
 from gpusim.io.files import read_document, write_document
 from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.schedule import variant_number
 from gpusim.trace.store import of_another_step, structure_hash
 from gpusim.units import counted, format_bytes, format_ns
 
@@ -61,6 +62,8 @@ class MemoryPlan:
     """Op indices in launch order; empty: as recorded."""
     op_streams: tuple[int, ...] = ()
     """Stream of each op, by op index; empty: all on one. Recomputation runs on the stream of the op after it."""
+    variants: tuple[int, ...] = ()
+    """Variant of each op, by op index, counted from 1; 0: as captured. Empty: all as captured."""
     policy: str = field(default="", compare=False)
     made_by: str = field(default="", compare=False)
     """Version of gpusim and hardware model."""
@@ -88,6 +91,11 @@ class MemoryPlan:
         return bool(self.offloads)
 
     @property
+    def has_variants(self) -> bool:
+        """Whether any op runs other than its captured kernels."""
+        return any(self.variants)
+
+    @property
     def streams(self) -> int:
         """Streams that it runs on: those of its ops, and one for each direction of its copies."""
         return 1 + max(self.op_streams, default=0) + 2 * self.has_copies
@@ -101,6 +109,7 @@ class MemoryPlan:
             ("copied to the host and back", counted(len(self.offloads), "storage")),
             ("recomputed", counted(sum(len(redo.storages) for redo in self.redos), "storage")),
             ("ops that run again", counted(sum(len(redo.ops) for redo in self.redos), "op")),
+            ("ops with other kernels", counted(sum(map(bool, self.variants)), "op")),
             ("predicted time", format_ns(self.predicted_ns) if self.predicted_ns else "not simulated"),
             ("predicted peak", format_bytes(self.predicted_peak_bytes) if self.predicted_peak_bytes else ""),
         ]
@@ -129,13 +138,18 @@ class MemoryPlan:
             barriers=tuple(names[op] for op in self.barriers),
             order=tuple(names[op] for op in self.order),
             op_streams=self.op_streams,
+            variants=tuple(
+                VariantEntry(op=op.name, variant=op.variants[number - 1].name)
+                for op, number in zip(trace.ops, self.variants, strict=False)
+                if number
+            ),
         )
 
     @classmethod
     def from_document(cls, document: MemoryPlanDocument, trace: Trace, file: str = "memory plan") -> MemoryPlan:
         """Return the plan of a document; `gpusim.memplan.checks` decides whether it can run.
 
-        Raises `ScheduleError` for a plan of another trace, and for an op or a storage that the trace lacks.
+        Raises `ScheduleError` for a plan of another trace, and for an op, a variant or a storage that the trace lacks.
         """
         if document.trace_hash != structure_hash(trace):
             problem = of_another_step("a memory plan", document.trace, trace)
@@ -153,6 +167,13 @@ class MemoryPlan:
                 raise ScheduleError(file, problem, place=place)
             return number
 
+        variants = [0] * len(trace.ops)
+        for n, each in enumerate(document.variants):
+            place = f"$.variants[{n}]"
+            index = op(each.op, f"{place}.op")
+            if variants[index]:
+                raise ScheduleError(file, f"op '{each.op}' has a variant already", place=f"{place}.op")
+            variants[index] = variant_number(trace.ops[index], each.variant, file, f"{place}.variant")
         return cls(
             offloads=tuple(
                 Offload(
@@ -173,6 +194,7 @@ class MemoryPlan:
             barriers=tuple(op(name, "$.barriers") for name in document.barriers),
             order=tuple(op(name, "$.order") for name in document.order),
             op_streams=document.op_streams,
+            variants=tuple(variants) if any(variants) else (),
             policy=document.policy,
             made_by=document.made_by,
             predicted_ns=document.predicted_ns,

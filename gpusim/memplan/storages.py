@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
 from gpusim.formats.trace import Op, Role, Trace
 from gpusim.memplan.again import draws, states_of
 from gpusim.notebook import ShortRepr
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.sync import kept_storages, storages_touched, through_views, works
 from gpusim.trace.dependencies import dependencies, reads_writes_storages
 
@@ -131,6 +132,10 @@ class Storages(ShortRepr):
 
     def __len__(self) -> int:
         return len(self.bytes)
+
+    def running(self, graph: OpGraph) -> Storages:
+        """Return the same storages with the workspaces of this step's `graph`, which may have chosen variants."""
+        return replace(self, workspace_bytes=tuple(op.workspace_bytes for op in graph.trace.ops))
 
     def touched_by(self, ops: tuple[int, ...]) -> frozenset[int]:
         """Return the storages that any of these ops touches; what planners ask again is computed once."""

@@ -11,7 +11,7 @@ import msgspec
 
 from gpusim.errors import PlanError
 from gpusim.formats.hardware import HardwareModel
-from gpusim.formats.trace import Kernel, Op, Trace
+from gpusim.formats.trace import Op, Trace
 from gpusim.io.file_limits import FREE_DEPENDENCIES, MAX_DEPENDENCIES_PER_OP
 from gpusim.notebook import short_name, short_repr
 from gpusim.plan.anchor import anchor, anchored
@@ -62,9 +62,9 @@ class OpGraph:
     def choosing(self, variants: Sequence[int]) -> OpGraph:
         """Return the graph with op `op` running its variant number `variants[op]`, from 1; 0: the captured kernels.
 
-        An empty sequence chooses nothing. The chosen kernels count as captured in the returned graph and its trace,
-        which have no variants. An op fused into a variant has no kernels; if it follows the op with that variant, it
-        depends on that op alone.
+        An empty sequence chooses nothing. The chosen kernels, and their workspaces where known, count as captured in
+        the returned graph and its trace, which have no variants. An op fused into a variant has no kernels; if it
+        follows the op with that variant, it depends on that op alone.
         """
         if not any(variants):
             return self
@@ -236,18 +236,18 @@ class OpGraph:
 
 
 def _with_kernels(trace: Trace, variants: Sequence[int], covered: Mapping[int, int]) -> Trace:
-    """Return the trace with the kernels of the chosen variants as captured ones."""
+    """Return the trace with kernels and workspaces of the chosen variants as captured ones."""
 
-    def kernels(index: int, op: Op) -> tuple[Kernel, ...]:
+    def running(index: int, op: Op) -> Op:
         if index in covered:
-            return ()
-        return op.variants[variants[index] - 1].kernels if variants[index] else op.kernels
+            return msgspec.structs.replace(op, kernels=(), variants=())
+        if not variants[index]:
+            return msgspec.structs.replace(op, variants=()) if op.variants else op
+        chosen = op.variants[variants[index] - 1]
+        workspace_bytes = op.workspace_bytes if chosen.workspace_bytes is None else chosen.workspace_bytes
+        return msgspec.structs.replace(op, kernels=chosen.kernels, workspace_bytes=workspace_bytes, variants=())
 
-    ops = (
-        msgspec.structs.replace(op, kernels=kernels(index, op), variants=()) if op.variants or index in covered else op
-        for index, op in enumerate(trace.ops)
-    )
-    return msgspec.structs.replace(trace, ops=tuple(ops))
+    return msgspec.structs.replace(trace, ops=tuple(running(index, op) for index, op in enumerate(trace.ops)))
 
 
 def is_legal_order(order: Sequence[int], preds: Sequence[Sequence[int]]) -> bool:

@@ -143,7 +143,7 @@ class Schedule:
             if placement.stream >= document.streams:
                 problem = f"stream {placement.stream}, of {document.streams} streams"
                 raise ScheduleError(file, problem, place=f"{path}.stream")
-            variants[op] = _variant_number(trace.ops[op], placement.variant, file, path)
+            variants[op] = variant_number(trace.ops[op], placement.variant, file, f"{path}.variant")
             position[op] = place
             streams[op] = placement.stream
         for index, each in enumerate(trace.ops):
@@ -209,13 +209,14 @@ def _against_dependencies(ops: Sequence[Op], op: int, before: int) -> str:
     )
 
 
-def _variant_number(op: Op, name: str, file: str, path: str) -> int:
+def variant_number(op: Op, name: str, file: str, place: str) -> int:
+    """Return the number of an op's variant, from 1; 0 for an empty name. Raises `ScheduleError` for one it lacks."""
     if not name:
         return 0
     names = [variant.name for variant in op.variants]
     if name not in names:
         known = f"there are: {', '.join(names)}" if names else "the trace has none of this op"
-        raise ScheduleError(file, f"op '{op.name}' has no variant '{name}' ({known})", place=f"{path}.variant")
+        raise ScheduleError(file, f"op '{op.name}' has no variant '{name}' ({known})", place=place)
     return names.index(name) + 1
 
 

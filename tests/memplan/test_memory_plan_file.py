@@ -9,6 +9,7 @@ import pytest
 
 import gpusim
 from gpusim.errors import ScheduleError
+from gpusim.formats.trace import Trace, Variant, VariantSettings
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo, read_memory_plan, write_memory_plan
 from tests.support.memory_steps import chain_step, op_of, storage_of
 
@@ -54,6 +55,13 @@ def test_plan_of_another_trace_is_refused_also_where_both_have_one_name(tmp_path
         ({"barriers": ["x"]}, "barriers", "no op 'x'"),
         ({"order": ["f0", "y"]}, "order", "no op 'y'"),
         ({"offloads": 3}, "offloads", "array"),
+        (
+            {"variants": [{"op": "f1", "variant": "x"}]},
+            "variants[0].variant",
+            "op 'f1' has no variant 'x' (the trace has",
+        ),
+        ({"variants": [{"op": "z", "variant": "x"}]}, "variants[0].op", "no op 'z'"),
+        ({"variants": {"f1": "x"}}, "variants", "array"),
         ({"unknown": 3}, "", "unknown"),
     ],
 )
@@ -68,6 +76,36 @@ def test_what_makes_no_sense_is_refused_with_its_place(
         read_memory_plan(path, chain_step(4))
     assert place in str(caught.value)
     assert problem in str(caught.value)
+
+
+def test_variants_are_named_in_the_file_and_come_back(tmp_path: Path) -> None:
+    """Which number a variant has is the trace's business: in another capture of the step it may be another."""
+    path = tmp_path / "plan.json"
+    trace = with_variants(chain_step(4), {2: ("a", "b"), 5: ("c",)})
+    plan = MemoryPlan(variants=(0, 0, 2, 0, 0, 1, 0, 0, 0))
+    write_memory_plan(plan, trace, path)
+    assert msgspec.json.decode(path.read_bytes())["variants"] == [
+        {"op": trace.ops[2].name, "variant": "b"},
+        {"op": trace.ops[5].name, "variant": "c"},
+    ]
+    assert read_memory_plan(path, trace) == plan
+    assert read_memory_plan(path, with_variants(chain_step(4), {2: ("b",), 5: ("x", "c")})).variants[2:6] == (
+        1,
+        0,
+        0,
+        2,
+    )
+    with pytest.raises(ScheduleError, match=r"\$.variants\[1\].variant: op 'b3' has no variant 'c' \(there are: d\)"):
+        read_memory_plan(path, with_variants(chain_step(4), {2: ("b",), 5: ("d",)}))
+
+
+def with_variants(trace: Trace, names: dict[int, tuple[str, ...]]) -> Trace:
+    """Return the trace with variants of these names, by op index."""
+    ops = list(trace.ops)
+    for index, of_op in names.items():
+        variants = (Variant(name=name, settings=VariantSettings(), kernels=ops[index].kernels) for name in of_op)
+        ops[index] = msgspec.structs.replace(ops[index], variants=tuple(variants))
+    return msgspec.structs.replace(trace, ops=tuple(ops))
 
 
 def test_plan_in_memory_of_another_trace_is_refused_even_where_its_numbers_make_sense() -> None:

@@ -50,6 +50,7 @@ class MemoryReady:
         self._runner = _runner(captured, trace, torch.device("cpu"))
         self._programs = ProgramRunner(self._runner, HostBuffers(pinned=False), Inline())
         self._programs.prepare(outcome.program)
+        self._runner.choose(outcome.plan.variants)
         self._program = outcome.program
         storages = Storages.of(trace)
         self._needs = [needed(storages, instruction) for instruction in outcome.program]
@@ -121,7 +122,7 @@ def prepare_memory(
     runner = _runner(captured, trace, device)
     recorder = ProgramRecorder(evaluator, runner, runner.initial_bytes, own_workspaces=True)
     outcome = with_buffers(recorder, evaluator, outcome, say)
-    recorded = recorder.record(outcome.program, warm=True)
+    recorded = recorder.record(outcome.program, outcome.plan.variants, warm=True)
     return Planned(outcome, MemoryGraph(recorded, recorder))
 
 

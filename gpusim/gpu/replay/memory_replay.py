@@ -18,7 +18,7 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.calibrate.copies import own_link
 from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
-from gpusim.gpu.replay.compare import check_same_kernels, compare
+from gpusim.gpu.replay.compare import check_same_kernels, check_variants, compare
 from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.execute import InitialState, make_initial, results_of
 from gpusim.gpu.replay.memory_run import CudaLanes, HostBuffers, MemoryRunner, ProgramRunner
@@ -77,8 +77,11 @@ class ProgramRecorder:
         self.streams = StreamLanes(self.lanes.ops)
         self.programs = ProgramRunner(runner, HostBuffers(pinned=True), self.lanes)
 
-    def record(self, program: Program, warm: bool = False) -> RecordedProgram:
-        """Record a program whose host buffers are there. `warm` runs it once before, eagerly: libraries set up."""
+    def record(self, program: Program, variants: Sequence[int] = (), warm: bool = False) -> RecordedProgram:
+        """Record a program whose host buffers are there, with its plan's variants. `warm` runs it once before, eagerly:
+        libraries set up.
+        """
+        self.runner.choose(variants)
         if op_streams_of(program) > 1:
             waits = waits_of(self.storages, program)
             run = partial(run_on_streams, program, waits, self.runner, self.programs.buffers, self.streams)
@@ -162,15 +165,26 @@ def replay_memory(
     repeated = compare(trace, _results(trace, kept, state, seed), wanted, noise)
     gpu = gpu_facts(kept.replay)
     measured: list[Measurement] = []
+    in_fp32 = None
     for number, planned in enumerate(outcomes):
         outcome = with_buffers(recorder, evaluator, planned, say)
         say(f"timing plan {number + 1} of {len(outcomes)}: {outcome.plan.policy}")
         state.restore()
-        recorded = recorder.record(outcome.program, warm=True)
-        check = check_same_kernels(trace, _results(trace, recorded, state, seed), wanted, repeated, noise)
+        recorded = recorder.record(outcome.program, outcome.plan.variants, warm=True)
+        results = _results(trace, recorded, state, seed)
+        if not outcome.plan.has_variants:
+            check = check_same_kernels(trace, results, wanted, repeated, noise)
+        else:
+            if in_fp32 is None and trace.model.dtype == "tf32":
+                set_precision("fp32")
+                state.restore()
+                in_fp32 = _results(trace, recorder.record(base.program, warm=True), state, seed)
+                set_precision("tf32")
+            check = check_variants(trace, results, wanted, repeated, in_fp32)
+        del results
         state.restore()
         recorders = {
-            name: _first_then(first, partial(recorder.record, each.program))
+            name: _first_then(first, partial(recorder.record, each.program, each.plan.variants))
             for name, first, each in (("kept", kept, base), ("plan", recorded, outcome))
         }
         times = time_typical(recorders, recordings, rounds_for(base.step_ns + outcome.step_ns))
@@ -184,7 +198,9 @@ def replay_memory(
                 schedule=times["plan"],
                 sequential=times["kept"],
                 predicted_ns=outcome.step_ns,
-                predicted_interval_ns=graph.interval_ns(outcome.step_ns, outcome.plan.streams),
+                predicted_interval_ns=graph.interval_ns(
+                    outcome.step_ns, outcome.plan.streams, outcome.plan.has_variants
+                ),
                 predicted_sequential_ns=base.step_ns,
                 hardware=hardware.label,
                 outputs=msgspec.structs.replace(check, sensitive=sensitive),

@@ -81,7 +81,7 @@ def train(
     torch.backends.cudnn.deterministic = True  # two runs are compared bit by bit
     evaluator = MemoryEvaluator(OpGraph.build(trace, default_hardware(trace.provenance.gpu.name)))
     program = evaluator.program(plan)
-    use = memory_of(evaluator.storages, program)
+    use = memory_of(evaluator.choosing(plan).storages, program)
     say("rebuilding the step")
     runner = MemoryRunner(trace, device)
     state, initial_bytes = state_on_gpu(trace, device, seed)
@@ -92,7 +92,7 @@ def train(
         had, wanted = format_bytes(had_bytes), format_bytes(use.pinned_bytes)
         raise GpuError(f"the host has pinned memory for {had}; the plan takes {wanted}")
     say("recording it")
-    recorded = recorder.record(program, warm=True)
+    recorded = recorder.record(program, plan.variants, warm=True)
     state.restore()
     torch.cuda.manual_seed(seed)
     say("training")

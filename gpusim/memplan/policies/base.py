@@ -130,7 +130,10 @@ class Setting:
 
     def peak_bytes(self, plan: MemoryPlan) -> int:
         """Return the peak of a valid plan, in bytes."""
-        return peak_bytes_of(self.storages, program_of(self.storages, plan), self.facts.initial_bytes)
+        storages = self.storages
+        if plan.has_variants:
+            storages = storages.running(self.graph.choosing(plan.variants))
+        return peak_bytes_of(storages, program_of(storages, plan), self.facts.initial_bytes)
 
     def levels_bytes(self, program: Program) -> list[int]:
         """Return the bytes allocated during each instruction of a valid program."""
