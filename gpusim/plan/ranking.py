@@ -36,8 +36,13 @@ def ranked_variants(graph: OpGraph, area_weight: float, name: str | None = None)
 
 def is_slower(graph: OpGraph, op: int, number: int) -> bool:
     """Return True if a variant takes longer alone than the captured kernels of all ops whose work it does."""
-    instead = sum(_tasks_ns(graph, graph.tasks[done]) for done in (op, *_covers(graph, op, number)))
-    return number > 0 and _tasks_ns(graph, graph.variants[op][number - 1]) > instead
+    instead = sum(variant_ns(graph, done, 0) for done in (op, *_covers(graph, op, number)))
+    return number > 0 and variant_ns(graph, op, number) > instead
+
+
+def variant_ns(graph: OpGraph, op: int, number: int) -> float:
+    """Return the time of an op's variant alone on the GPU, with the gap before each kernel, in ns; 0: as captured."""
+    return _tasks_ns(graph, graph.variants[op][number - 1] if number else graph.tasks[op])
 
 
 def _covers(graph: OpGraph, op: int, number: int) -> tuple[int, ...]:

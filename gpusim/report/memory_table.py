@@ -131,9 +131,12 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
         table.add_row(*_cells(comparison, row, keep_all))
     out.print(f"Memory of {graph.trace.name} on {graph.hardware.label}, {format_bytes(comparison.capacity_bytes)}")
     print_table(out, table, drop=("again", "copies wait", "pinned", "back", "of keep_all"), fold=("",))
+    without: dict[str, list[str]] = {}
     for row in comparison.rows:
         if row.outcome is None:
-            out.print(f"{row.policy}: {row.problem.removeprefix(f'{row.policy}: ')}")
+            without.setdefault(row.problem.removeprefix(f"{row.policy}: "), []).append(row.policy)
+    for problem, policies in without.items():
+        out.print(f"{', '.join(policies)}: {problem}")
     out.print()
     front = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("front: least time for its peak", "budget", "peak", "step", "no plan below"):
@@ -177,15 +180,16 @@ def _half_text(comparison: MemoryComparison) -> str:
     keep_all = comparison.keep_all
     half = keep_all.peak_bytes // 2
     least_bytes = comparison.lower_bound.least_bytes
+    plans = "No plan of the captured kernels" if any(op.variants for op in comparison.graph.trace.ops) else "No plan"
     if half < least_bytes:
         least = format_bytes(least_bytes)
-        return f"No plan halves the peak of keep_all: one op alone takes {least} with what is there before the step."
+        return f"{plans} halves the peak of keep_all: one op alone takes {least} with what is there before the step."
     rows = [*comparison.rows, *comparison.front]
     within = [row.outcome.step_ns for row in rows if row.outcome and row.outcome.peak_bytes <= half]
     fastest = f"; the fastest found takes {min(within) / keep_all.step_ns - 1:+.1%}" if within else ""
     bound_ns = comparison.lower_bound.step_ns(half)
     if bound_ns is None:
-        return f"No plan with one stream and the recorded forward pass halves the peak of keep_all{fastest}."
+        return f"{plans} with one stream and the recorded forward pass halves the peak of keep_all{fastest}."
     cost = f"{bound_ns / keep_all.step_ns - 1:+.1%} with one stream and the recorded forward pass"
     return f"Half the peak of keep_all costs at least {cost}{fastest}."
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import Op, Trace, Variant, VariantSettings
+from gpusim.gpu.replay import execute
+from gpusim.gpu.replay.compare import check_variants, compare
 from gpusim.gpu.replay.execute import InitialState, results_of
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, with_buffers
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, Lanes, MemoryRunner, ProgramRunner
+from gpusim.gpu.replay.variants import CONVOLUTIONS, call_variant
 from gpusim.memplan.checks import check_memory_plan, check_program
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.memory import needs_at_once
@@ -27,10 +32,11 @@ from gpusim.memplan.rebuild import grouped_redos
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from tests.support.helpers import make_hardware, with_kernels
+from tests.support.memory_steps import WITHOUT_VARIANTS
 from tests.support.networks import CPU, NETWORKS, OnCpu, on_cpu
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
-every_policy = pytest.mark.parametrize("policy", MEMORY_POLICIES)
+every_policy = pytest.mark.parametrize("policy", WITHOUT_VARIANTS)
 
 
 @functools.cache
@@ -57,6 +63,7 @@ def run(
     runner.bind(InitialState.copy_of(found.recorded.initial).tensors)
     programs = ProgramRunner(runner, HostBuffers(pinned=False), lanes or Inline())
     programs.prepare(program)
+    runner.choose(plan.variants)
     torch.manual_seed(found.options.seed)
     programs.run(program, [needed(storages, instruction) for instruction in program])
     return results_of(found.trace, runner.tensors), runner
@@ -71,6 +78,72 @@ def test_every_policy_gives_the_results_of_the_step_that_keeps_all(name: str, po
     assert wanted.keys() == results.keys()
     for index, tensor in wanted.items():
         assert torch.equal(tensor, results[index]), f"tensor {index} ({found.trace.tensors[index].name}) differs"
+
+
+def with_smaller_variants(trace: Trace) -> Trace:
+    """Return the trace with a workspace of each convolution, and with two variants that take less, made by hand."""
+    settings = {"channels_last": VariantSettings(memory_format="channels_last"), "native": VariantSettings(cudnn=False)}
+    trace = with_kernels(trace)
+
+    def variants(op: Op) -> tuple[Variant, ...]:
+        return tuple(
+            Variant(name=name, settings=each, kernels=op.kernels, workspace_bytes=number << 20)
+            for number, (name, each) in enumerate(settings.items())
+        )
+
+    ops = (
+        msgspec.structs.replace(op, workspace_bytes=9 << 20, variants=variants(op)) if op.target in CONVOLUTIONS else op
+        for op in trace.ops
+    )
+    return msgspec.structs.replace(trace, ops=tuple(ops))
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[VariantSettings]:
+    """Settings of the variants that run, one by one."""
+    settings: list[VariantSettings] = []
+
+    def call(function: Any, args: Any, kwargs: Any, of_call: VariantSettings, outputs: Any) -> list[Any]:
+        settings.append(of_call)
+        return call_variant(function, args, kwargs, of_call, outputs)
+
+    monkeypatch.setattr(execute, "call_variant", call)
+    return settings
+
+
+@pytest.mark.parametrize("name", ["branches", "grouped", "in_place"])
+def test_plan_with_variants_runs_them_and_its_results_are_as_good(name: str, called: list[VariantSettings]) -> None:
+    """Each convolution in another layout rounds otherwise: results are held to the rule for schedules with variants."""
+    found = on_cpu(name, "train")
+    wanted = kept_all(name)
+    step = replace(found, trace=with_smaller_variants(found.trace))
+    convolutions = [op for op in step.trace.ops if op.target in CONVOLUTIONS]
+    setting = Setting.of(OpGraph.build(step.trace, make_hardware()))
+    plan = MEMORY_POLICIES["vdnn_all_m"](setting)
+    results, _ = run(step, plan)
+    assert [each.memory_format for each in called] == ["channels_last"] * len(convolutions)
+    same = compare(step.trace, wanted, wanted)
+    assert check_variants(step.trace, results, wanted, same).equal
+    first = next(index for index, tensor in wanted.items() if tensor.is_floating_point() and tensor.any())
+    assert not check_variants(step.trace, {**results, first: -wanted[first]}, wanted, same).equal
+    called.clear()
+    run(step, MEMORY_POLICIES["vdnn_all"](setting))
+    assert not called
+
+
+def test_what_runs_again_runs_its_variant_again(called: list[VariantSettings]) -> None:
+    """All that checkpointing runs again are the kernels of the plan, which its predicted times are of."""
+    found = on_cpu("branches", "train")
+    step = replace(found, trace=with_smaller_variants(found.trace))
+    plan = MEMORY_POLICIES["checkpoint"](Setting.of(OpGraph.build(step.trace, make_hardware())))
+    runs = [*range(len(step.trace.ops)), *(op for redo in plan.redos for op in redo.ops)]
+    convolutions = [op for op in runs if step.trace.ops[op].target in CONVOLUTIONS]
+    assert len(convolutions) > sum(op.target in CONVOLUTIONS for op in step.trace.ops)
+    chosen = tuple(2 if op.variants else 0 for op in step.trace.ops)
+    results, _ = run(step, replace(plan, variants=chosen))
+    assert called == [VariantSettings(cudnn=False)] * len(convolutions)
+    same = compare(step.trace, kept_all("branches"), kept_all("branches"))
+    assert check_variants(step.trace, results, kept_all("branches"), same).equal
 
 
 @every_network

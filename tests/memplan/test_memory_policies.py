@@ -24,7 +24,7 @@ from gpusim.memplan.policies.torch_budget import BUCKETS, knapsack
 from gpusim.memplan.storages import Storages
 from gpusim.trace.store import load_trace
 from tests.support.helpers import Step, kernel, make_trace
-from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, with_bytes
+from tests.support.memory_steps import SIZE, WITHOUT_VARIANTS, chain_step, graph_of, op_of, storage_of, with_bytes
 
 CONV = "aten.convolution.default"
 #: Time of a copy of 4 MiB at 50 bytes per ns.
@@ -324,7 +324,7 @@ def test_events_in_place_of_waits_after_each_layer_are_never_slower() -> None:
         assert waiting.plan.barriers
 
 
-@pytest.mark.parametrize("policy", MEMORY_POLICIES)
+@pytest.mark.parametrize("policy", WITHOUT_VARIANTS)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_policy_makes_a_plan_that_can_run(policy: str, data: st.DataObject) -> None:
@@ -341,7 +341,7 @@ def test_any_policy_makes_a_plan_that_can_run(policy: str, data: st.DataObject) 
 def test_inference_has_nothing_to_plan() -> None:
     steps = [Step(f"f{i}", f"a{i - 1}" if i else "x", f"a{i}", kernels=(kernel(1000),)) for i in range(4)]
     trace = make_trace(steps, outputs="a3", elements=SIZE // 4)
-    for policy in MEMORY_POLICIES:
+    for policy in WITHOUT_VARIANTS:
         assert outcome_of(trace, policy).d2h_bytes == 0
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from gpusim.formats.trace import Storage, Trace
+from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from tests.support.helpers import Step, kernel, make_hardware, make_trace
 
+#: Policies that plan steps without variants, too.
+WITHOUT_VARIANTS = [name for name in MEMORY_POLICIES if name not in ("vdnn_all_m", "vdnn_conv_m")]
 #: Size of every tensor of the chain, in bytes: 4 MiB, so that none is rounded.
 SIZE = 4 << 20
 

@@ -18,7 +18,7 @@ from gpusim.memplan.policies.olla import olla
 from gpusim.memplan.policies.superneurons import superneurons, superneurons_release
 from gpusim.memplan.policies.torch_budget import torch_budget
 from gpusim.memplan.policies.torch_offload import torch_offload
-from gpusim.memplan.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
+from gpusim.memplan.policies.vdnn import vdnn_all, vdnn_all_m, vdnn_conv, vdnn_conv_m, vdnn_dyn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,21 @@ MEMORY_POLICIES: dict[str, RegisteredMemoryPolicy] = {
         RegisteredMemoryPolicy(
             "vdnn_all", vdnn_all, "vDNN, 2016", "The input of each layer moves to the host while that layer runs."
         ),
+        RegisteredMemoryPolicy(
+            "vdnn_all_m",
+            vdnn_all_m,
+            "vDNN, 2016",
+            "As vdnn_all, with the algorithms of least workspace.",
+        ),
         RegisteredMemoryPolicy("vdnn_conv", vdnn_conv, "vDNN, 2016", "The inputs of convolutions move."),
+        RegisteredMemoryPolicy(
+            "vdnn_conv_m", vdnn_conv_m, "vDNN, 2016", "As vdnn_conv, with the algorithms of least workspace."
+        ),
         RegisteredMemoryPolicy(
             "vdnn_dyn",
             vdnn_dyn,
             "vDNN, 2016",
-            "The first of nothing, vdnn_conv, vdnn_all that fits.",
+            "The first of nothing, vdnn_conv, vdnn_all that fits, then with smaller workspaces.",
             takes_budget=True,
         ),
         RegisteredMemoryPolicy(
