@@ -11,10 +11,10 @@ Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory
    the search for it ends at the next convolution below. Both are waited for at the end of layer i.
 4. *Algorithms.* Memory-optimal (`m`): each convolution by the algorithm of least workspace, the fastest of these.
    Performance-optimal (`p`): the fastest.
-5. *Dynamic.* Where `all` with `m` does not fit, nothing does. Else the first of these that fits: nothing moves with `p`,
-   `conv` with `p`, `all` with `p`, `conv` and `all` with algorithms downgraded convolution by convolution, `conv` with
-   `m`, `all` with `m`. Downgrading takes the fastest algorithm that leaves the step within the budget while it runs,
-   else that of least workspace.
+5. *Dynamic.* Where `all` with `m` does not fit, nothing does. Else the first of these that fits: nothing moves with
+   `p`, `conv` with `p`, `all` with `p`, `conv` and `all` with algorithms downgraded convolution by convolution, `conv`
+   with `m`, `all` with `m`. Downgrading takes the fastest algorithm that leaves the step within the budget while it
+   runs, else that of least workspace.
 
 Filled in: vDNN sees a chain of layers. In a graph, an input moves with the last layer that reads it, as the paper says
 of fork and join; gradients are not moved. The algorithms that cuDNN's heuristics chose at capture stand for `p`. Others
