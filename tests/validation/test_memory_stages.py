@@ -13,7 +13,7 @@ import pytest
 from gpusim.errors import GpuError, MeasurementError
 from gpusim.formats.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.formats.results import read_results
-from gpusim.formats.trace import HostLink, Trace
+from gpusim.formats.trace import HostLink, Op, Trace, Variant, VariantSettings
 from gpusim.gpu.replay import memory_replay
 from gpusim.io.files import read_file
 from gpusim.memplan.plan import MemoryPlan
@@ -35,6 +35,7 @@ class Replayed:
 
     def __init__(self) -> None:
         self.policies: list[str] = []
+        self.variants: list[tuple[int, ...]] = []
         self.at_most = 99
         self.link: HostLink | None = None
         self.dropped: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class Replayed:
             if number == self.at_most:
                 raise GpuError("cut off")
             self.policies.append(plan.policy)
+            self.variants.append(plan.variants)
             ran = MemoryPlan(policy=plan.policy) if plan.policy in self.dropped else plan
             on_plan(number, ran, msgspec.structs.replace(measurement(graph, plan), link=self.link))
 
@@ -129,6 +131,36 @@ def measured(recipe: Recipe, folder: Path) -> list[str]:
     said: list[str] = []
     measure_stage(recipe, recipe.case, folder, "command", said.append)
     return said
+
+
+def test_plan_with_variants_is_stored_and_replayed_with_them(tmp_path: Path, replayed: Replayed) -> None:
+    """All convolutions with a workspace run as captured but for it, and twice as long."""
+    captured = read_trace(trace_files(FIRST)["vgg16-train-b16"])
+    convolutions = {index for index, op in enumerate(captured.ops) if "conv" in op.target and op.workspace_bytes}
+
+    def with_variant(op: Op) -> Op:
+        slower = tuple(msgspec.structs.replace(kernel, dur_ns=2 * kernel.dur_ns) for kernel in op.kernels)
+        variant = Variant(name="native", settings=VariantSettings(cudnn=False), kernels=slower, workspace_bytes=0)
+        return msgspec.structs.replace(op, variants=(variant,))
+
+    ops = tuple(with_variant(op) if index in convolutions else op for index, op in enumerate(captured.ops))
+    write_trace(msgspec.structs.replace(captured, ops=ops), tmp_path / "vgg16-train-b16.json.gz")
+    recipe = Recipe(
+        name="memory",
+        case=(Case(spec="torchvision:vgg16", mode="train", batch=16, variants=True),),
+        memory_policies=("vdnn_conv", "vdnn_conv_m"),
+        traces=str(tmp_path),
+    )
+    predict_stage(recipe, recipe.case, lambda _: None)
+    measured(recipe, tmp_path / "results")
+    assert replayed.policies == ["vdnn_conv", "vdnn_conv_m"]
+    assert replayed.variants == [(), tuple(int(index in convolutions) for index in range(len(ops)))]
+    (results,) = (tmp_path / "results").glob("memory_*.json")
+    captured_row, optimal_row = read_results(results).cases
+    assert optimal_row.predicted_ns > captured_row.predicted_ns
+    assert optimal_row.predicted_peak_bytes < captured_row.predicted_peak_bytes
+    traces = {"vgg16-train-b16": tmp_path / "vgg16-train-b16.json.gz"}
+    assert predict_again(results, traces)[1].cases == (captured_row, optimal_row)
 
 
 @pytest.mark.parametrize(("share", "budgets"), [(0.01, [0]), (1.0, [2864123904])])
