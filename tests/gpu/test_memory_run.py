@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import torch
 
-from gpusim.formats.trace import Op, Trace, Variant, VariantSettings
-from gpusim.gpu.replay import execute
+from gpusim.formats.trace import Op, Timing, Trace, Variant, VariantSettings
+from gpusim.gpu.replay import execute, memory_replay
 from gpusim.gpu.replay.compare import check_variants, compare
 from gpusim.gpu.replay.execute import InitialState, results_of
-from gpusim.gpu.replay.memory_replay import ProgramRecorder, with_buffers
+from gpusim.gpu.replay.memory_replay import ProgramRecorder, RecordedProgram, with_buffers
 from gpusim.gpu.replay.memory_run import HostBuffers, Inline, Lanes, MemoryRunner, ProgramRunner
 from gpusim.gpu.replay.variants import CONVOLUTIONS, call_variant
 from gpusim.memplan.checks import check_memory_plan, check_program
@@ -27,13 +27,14 @@ from gpusim.memplan.policies import gaps
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.orders import Orders, worth_keeping
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
-from gpusim.memplan.program import needed, program_of
+from gpusim.memplan.program import Program, needed, program_of
 from gpusim.memplan.rebuild import grouped_redos
 from gpusim.memplan.storages import Storages
 from gpusim.plan.graph import OpGraph
 from tests.support.helpers import make_hardware, with_kernels
 from tests.support.memory_steps import WITHOUT_VARIANTS
 from tests.support.networks import CPU, NETWORKS, OnCpu, on_cpu
+from tests.validation.test_recipes import GPU
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
 every_policy = pytest.mark.parametrize("policy", WITHOUT_VARIANTS)
@@ -144,6 +145,59 @@ def test_what_runs_again_runs_its_variant_again(called: list[VariantSettings]) -
     assert called == [VariantSettings(cudnn=False)] * len(convolutions)
     same = compare(step.trace, kept_all("branches"), kept_all("branches"))
     assert check_variants(step.trace, results, kept_all("branches"), same).equal
+
+
+class CpuRecorder:
+    """`ProgramRecorder` without CUDA graphs: a replay runs the program again."""
+
+    def __init__(self, evaluator: MemoryEvaluator, runner: MemoryRunner, initial_bytes: int) -> None:
+        self.storages, self.runner = evaluator.storages, runner
+        self.programs = ProgramRunner(runner, HostBuffers(pinned=False), Inline())
+
+    def record(self, program: Program, variants: Sequence[int] = (), warm: bool = False) -> RecordedProgram:
+        needs = [needed(self.storages, instruction) for instruction in program]
+        recorded = RecordedProgram(cast(torch.cuda.CUDAGraph, None), [], len(program), 0, 0)
+
+        def replay() -> None:
+            self.runner.choose(variants)
+            self.programs.run(program, needs)
+            recorded.tensors = list(self.runner.tensors)
+            self.runner.drop_temporaries()
+
+        recorded.replay = replay  # type: ignore[method-assign]
+        return recorded
+
+
+def test_replay_runs_variants_and_holds_them_to_the_rule_for_variants(
+    called: list[VariantSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three plans the middle one has variants: it alone runs them, and it is compared with a run in FP32."""
+    found = on_cpu("branches", "train")
+    trace = with_smaller_variants(found.trace)
+    trace = msgspec.structs.replace(trace, model=msgspec.structs.replace(trace.model, dtype="tf32"))
+    graph = OpGraph.build(trace, make_hardware())
+    precisions: list[str] = []
+    state = InitialState.copy_of(found.recorded.initial)
+    timing = Timing(median_ns=1, lo_ns=1, hi_ns=1, rounds=1)
+    for name, stand_in in {
+        "require_gpu": lambda: CPU,
+        "set_precision": precisions.append,
+        "own_link": lambda: None,
+        "state_on_gpu": lambda *_: (state, 0),
+        "gpu_facts": lambda _: GPU,
+        "ProgramRecorder": CpuRecorder,
+        "time_typical": lambda recorders, *_: {each: timing for each, make in recorders.items() if make()},
+    }.items():
+        monkeypatch.setattr(memory_replay, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    setting = Setting.of(graph)
+    plans = [MEMORY_POLICIES[name](setting) for name in ("vdnn_all", "vdnn_all_m", "vdnn_all")]
+    checks = [measured.outputs for measured in memory_replay.replay_memory(graph, plans)]
+    assert precisions == ["tf32", "fp32", "tf32"]
+    assert len(called) == sum(op.target in CONVOLUTIONS for op in graph.trace.ops)
+    assert all(check.equal for check in checks)
+    assert [check.bit_equal for check in checks] == [True, False, True]
+    assert [check.fp32_error is not None for check in checks] == [False, True, False]
 
 
 @every_network
