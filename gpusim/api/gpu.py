@@ -243,7 +243,7 @@ def checkpoint_policy(step: AnyStep, plan: MemoryPlan) -> PlanPolicy:
     model with ops in place. What the backward pass needs is saved unless the plan recomputes it; all else runs again.
     The n-th call of an operator is the n-th such op of the trace. Running statistics change twice, as in any checkpoint
     of torch. Needs no GPU; raises `GpuError` without torch, `OptionError` for what is no plan, `PlanError` for one of
-    another step, and while the model runs, for a change in place that the step lacks.
+    another step or with variants, and while the model runs, for a change in place that the step lacks.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import policy_fn
@@ -255,7 +255,7 @@ def mark_offloads(nodes: Iterable[Any], step: AnyStep, plan: MemoryPlan) -> int:
 
     `nodes` are `graph_module.graph.nodes`; sets `meta["should_offload"]` and returns the number of marked nodes. An
     operator that the graph calls more or less often than the step is left out, with a warning. Raises `GpuError`
-    without torch, `OptionError` for what is no plan, and `PlanError` for one of another step.
+    without torch, `OptionError` for what is no plan, and `PlanError` for one of another step or with variants.
     """
     with needs_torch():
         from gpusim.gpu.selective_checkpoint import mark_offloads as mark

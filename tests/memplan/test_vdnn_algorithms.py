@@ -19,6 +19,7 @@ from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.snapshot import snapshot_document
+from gpusim.report.memory_table import print_memory
 from tests.support.helpers import kernel
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of
 
@@ -161,12 +162,16 @@ def test_dynamic_tries_all_inputs_before_it_downgrades() -> None:
         with_algorithms(chain_step(4, target=CONV), {"f3": {"captured": (4, 100_000), "unknown": (None, 50_000)}}),
     ],
 )
-def test_without_workspaces_of_variants_there_is_no_memory_optimal(trace: Trace) -> None:
-    """The dynamic policy goes without; the table has a row with the reason, and the others are as ever."""
+def test_without_workspaces_of_variants_there_is_no_memory_optimal(
+    trace: Trace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dynamic policy goes without; the table has one line with the reason, and the others are as ever."""
     comparison = compare_policies(graph_of(trace), policies=["vdnn_all", "vdnn_all_m", "vdnn_conv_m"])
     for name in ("vdnn_all_m", "vdnn_conv_m"):
         assert "`gpusim capture --variants` measures it" in comparison.row(name).problem
     assert comparison.row("vdnn_all").outcome is not None
+    print_memory(comparison)
+    assert capsys.readouterr().out.count("vdnn_all_m, vdnn_conv_m: no convolution has a variant whose workspace") == 1
     keep_all = outcome_of(trace, MemoryPlan()).peak_bytes / SIZE
     assert plan_of(trace, "vdnn_dyn", keep_all) == MemoryPlan()
     assert plan_of(trace, "vdnn_dyn", keep_all - 0.5) == plan_of(trace, "vdnn_conv")
