@@ -20,7 +20,7 @@ from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_
 from gpusim.gpu.replay.allowlist import allowed_operators
 from gpusim.gpu.replay.encode import encode
 from gpusim.gpu.replay.operators import is_random, written_arguments
-from gpusim.gpu.replay.tensors import copy_sharing, flat_results
+from gpusim.gpu.replay.tensors import copy_sharing, equal_elements, flat_results
 
 #: Operators that return a view although their schema does not declare one.
 UNDECLARED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
@@ -129,7 +129,7 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
     for name, state in graph.inputs.items():
         if name in used:
             index = recorder.tensor(state.tensor)
-            changed = not state.tensor.is_meta and not torch.equal(state.tensor, initial[index])
+            changed = not state.tensor.is_meta and not equal_elements(state.tensor, initial[index])
             if changed and recorder.tensors[index].storage not in written:
                 raise CaptureError(f"an operator changes '{state.name}' in place without declaring it")
             if recorder.tensors[index].storage in written:

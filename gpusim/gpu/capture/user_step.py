@@ -20,7 +20,7 @@ from gpusim.gpu.capture.calls import Call, JointGraph, OwnResults, State, Value
 from gpusim.gpu.capture.joint_graph import layer_names
 from gpusim.gpu.capture.listen import Layers, Listener
 from gpusim.gpu.capture.users_errors import users_code
-from gpusim.gpu.replay.tensors import restore_elements
+from gpusim.gpu.replay.tensors import equal_elements, restore_elements
 
 Phases = Sequence[tuple[Phase | None, Callable[[Any], Any]]]
 """The phases of a step in order; each receives the result of the one before. The last returns the outputs.
@@ -182,7 +182,7 @@ def _hear(step: UserStep, untouched: Untouched, strict: bool = True) -> JointGra
         states={
             listener.inputs[node].name: tensor.detach().clone()
             for node, tensor in listener.live.items()
-            if tensor.device.type == step.device.type and not torch.equal(tensor, listener.inputs[node].tensor)
+            if tensor.device.type == step.device.type and not equal_elements(tensor, listener.inputs[node].tensor)
         },
         rng=rng,
     )
@@ -218,7 +218,8 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
 def _other_constants(graph: JointGraph, again: JointGraph) -> list[str]:
     """Describe constants of the user's code that differ in the next step."""
     pairs = zip(graph.inputs.values(), again.inputs.values(), strict=False)
-    changed = [a.name for a, b in pairs if a.role == b.role == "constant" and not torch.equal(a.tensor, b.tensor)]
+    constants = [(a, b) for a, b in pairs if a.role == b.role == "constant"]
+    changed = [a.name for a, b in constants if not equal_elements(a.tensor, b.tensor)]
     return [f"the elements of '{name}', made by the host" for name in changed]
 
 

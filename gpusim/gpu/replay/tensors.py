@@ -32,6 +32,13 @@ def _leaves(part: Any) -> list[Any]:
     return [leaf for inner in part for leaf in _leaves(inner)] if isinstance(part, list | tuple) else [part]
 
 
+def equal_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have equal elements; NaN is equal to NaN."""
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def lies_in_storage(tensor: torch.Tensor) -> bool:
     """Whether all elements of a tensor lie in its memory."""
     if tensor.layout != torch.strided or min(tensor.stride(), default=0) < 0 or tensor.storage_offset() < 0:

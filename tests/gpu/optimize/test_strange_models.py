@@ -131,6 +131,30 @@ def test_what_a_first_call_prepares_is_prepared_once(kind: type[Prepares]) -> No
     assert len(model.head._forward_hooks) == 1
 
 
+class MarksMissing(Net):
+    """Has NaN in a buffer, and in a constant made at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("marks", torch.tensor([1.0, float("nan"), 1.0, 1.0, 1.0, 1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = self.marks.isnan() & torch.tensor([float("nan")]).isnan()
+        return super().forward(torch.where(missing, 0.0, x))
+
+
+def test_nan_that_stays_is_no_change() -> None:
+    torch.manual_seed(0)
+    model = MarksMissing()
+    optimizer, (data, *others) = sgd(model.parameters()), batches(3)
+    step = fast(model, data, loss=F.cross_entropy, optimizer=optimizer)
+    assert isinstance(step, OptimizedStep)
+    other = copy.deepcopy(model)
+    eager = eager_step(other, sgd(other.parameters()))
+    for batch in others:
+        close(step(*batch), eager(*batch))
+
+
 def test_an_expanded_buffer_is_put_back() -> None:
     model = net().eval()
     model.register_buffer("factors", torch.randn(6).expand(4, 6))
