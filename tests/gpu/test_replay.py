@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,16 @@ from gpusim.formats.hardware import load_hardware
 from gpusim.formats.measurement import SCHEMA, Measurement, OutputCheck, read_measurement, write_measurement
 from gpusim.formats.trace import Gpu, Timing, Trace
 from gpusim.gpu.replay import replay as replay_module
-from gpusim.gpu.replay.compare import NOT_FINITE, TOLERANCE, Comparison, check_same_kernels, compare
+from gpusim.gpu.replay.compare import (
+    NO_NOISE,
+    NOT_FINITE,
+    TOLERANCE,
+    Comparison,
+    check_same_kernels,
+    compare,
+    distance,
+    errors,
+)
 from gpusim.gpu.replay.execute import results_of
 from gpusim.gpu.replay.replay import replay, require_equal
 from gpusim.plan.schedule import write_schedule
@@ -66,6 +76,15 @@ def test_result_that_is_not_finite_fails_every_tolerance_and_fits_into_json() ->
     check = check_same_kernels(TRACE, tensors([float("nan")]), tensors([1.0]), EXACT)
     assert not check.equal
     assert b"null" not in msgspec.json.encode(check)
+
+
+def test_equal_infinities_do_not_differ_and_hide_no_other_error() -> None:
+    inf, one, far = math.inf, torch.tensor([1.0]), torch.tensor([math.inf])
+    assert distance(torch.tensor([inf, -inf, 3.0]), torch.tensor([inf, -inf, -1.0])) == 4.0
+    assert distance(far, -far) == distance(one, far) == inf
+    assert math.isnan(distance(one * math.nan, one * math.nan))
+    apart = errors(TRACE, tensors([inf, 5.0]), tensors([inf, 4.0]), NO_NOISE, 1e-3)
+    assert apart == {0: 0.25}  # over the finite elements: an infinite norm would make it 0
 
 
 def test_missing_result_is_an_error() -> None:

@@ -169,12 +169,21 @@ def in_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the norm of the difference of two tensors."""
-    return torch.linalg.vector_norm(in_double(one) - in_double(other)).item()
+    """Return the norm of the difference of two tensors; equal infinities, of masked scores, do not differ."""
+    one, other = in_double(one), in_double(other)
+    norm: float = torch.linalg.vector_norm(one - other).item()
+    if not math.isfinite(norm):
+        norm = torch.linalg.vector_norm(torch.where(one == other, 0.0, one - other)).item()
+    return norm
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(in_double(tensor)).item()
+    """Return the norm of all elements but infinities; NaN where there is one."""
+    tensor = in_double(tensor)
+    norm: float = torch.linalg.vector_norm(tensor).item()
+    if norm == math.inf:
+        norm = torch.linalg.vector_norm(torch.where(tensor.isinf(), 0.0, tensor)).item()
+    return norm
 
 
 def _over(difference: float, scale: float) -> float:

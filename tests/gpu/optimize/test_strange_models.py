@@ -155,6 +155,22 @@ def test_nan_that_stays_is_no_change() -> None:
         close(step(*batch), eager(*batch))
 
 
+class Masks(Net):
+    """Returns scores of which some are masked."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).masked_fill(torch.eye(len(x), 5, dtype=torch.bool), -torch.inf)
+
+
+def test_masked_scores_are_results_like_others() -> None:
+    torch.manual_seed(0)
+    model = Masks().eval()
+    step = fast(model, X)
+    assert isinstance(step, OptimizedStep)
+    with torch.no_grad():
+        close(step(X[[1, 0, 2, 3]]), model(X[[1, 0, 2, 3]]))
+
+
 def test_an_expanded_buffer_is_put_back() -> None:
     model = net().eval()
     model.register_buffer("factors", torch.randn(6).expand(4, 6))
