@@ -261,6 +261,8 @@ def _worst(
     apart = errors(trace, rebuilt, dict(zip(indices, wanted, strict=True)), noise, limit)
     worst = max(apart, key=lambda index: apart[index])
     if not apart[worst] <= limit:
+        if any(tensor.isnan().any() for tensor in wanted):
+            raise CaptureError(f"{noun}s of the step are NaN on these inputs, so nothing can be compared with them")
         raise CaptureError(
             f"the rebuilt step's {noun}s differ from the model's own by {_in_words(apart[worst])} (limit {limit:g}), "
             f"most in {_name(trace, worst)}"

@@ -155,6 +155,11 @@ def test_nan_that_stays_is_no_change() -> None:
         close(step(*batch), eager(*batch))
 
 
+def test_results_of_nan_are_refused_by_their_name() -> None:
+    with pytest.warns(UserWarning, match="outputs of the step are NaN on these inputs, so nothing can be compared"):
+        fast(net().eval(), torch.full((4, 6), float("nan")))
+
+
 class Masks(Net):
     """Returns scores of which some are masked."""
 
