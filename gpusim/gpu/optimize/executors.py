@@ -92,6 +92,9 @@ class Executor(Protocol):
     def synchronize(self) -> None:
         """Wait for the device."""
 
+    def give_back(self) -> None:
+        """Give back what trials took: the memory of recordings that nobody holds any more."""
+
 
 def state_of(captured: Captured) -> InitialState:
     """Return the user's tensors, with their initial contents."""
@@ -231,6 +234,9 @@ class CpuExecutor:
 
     def synchronize(self) -> None:
         """Do nothing."""
+
+    def give_back(self) -> None:
+        """Do nothing: memory that nobody holds is free."""
 
 
 def ground_truth(eager_ns: int, graph_ns: int) -> GroundTruth:

@@ -86,6 +86,19 @@ class StepMaker:
         are returned in place, not copied. Raises `GpusimError` where none computes the same. The user's objects are
         restored in any case.
         """
+        made = self._made(step, options, inputs, roots, kept)
+        self.executor.give_back()
+        return made
+
+    def _made(
+        self,
+        step: UserStep,
+        options: CaptureOptions,
+        inputs: Sequence[torch.Tensor],
+        roots: Sequence[Any],
+        kept: frozenset[int],
+    ) -> tuple[Variant, Gain]:
+        """As `make`. What it tried is dropped when it returns."""
         begin = perf_counter()
         self.say.begin()
         if self.wanted.inductor:

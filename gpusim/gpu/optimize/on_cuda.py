@@ -199,3 +199,8 @@ class CudaExecutor:
     def synchronize(self) -> None:
         """Wait for the GPU."""
         torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        """Give back the memory of dropped recordings, which torch would keep, each graph's apart."""
+        self._recorders.clear()
+        torch.cuda.empty_cache()

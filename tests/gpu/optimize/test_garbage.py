@@ -1,4 +1,6 @@
-"""Python's garbage collector while something is timed or recorded: held off, and on again afterwards."""
+"""Python's garbage collector while something is timed or recorded: held off, and on again afterwards. And what stays
+of the trials.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,15 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.formats.trace import Frontend, Trace
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.executors import CpuExecutor, Ready
 from gpusim.gpu.optimize.garbage import no_collection, quick_collections
+from gpusim.plan.schedule import Schedule
+from tests.support.optimizing import batches, fast, net, sgd
 
 
 class Ring:
@@ -52,3 +61,34 @@ def test_objects_that_the_user_has_frozen_stay_frozen() -> None:
     with quick_collections():
         assert gc.get_freeze_count() == before
     assert gc.get_freeze_count() == before
+
+
+ATEN: tuple[Frontend, ...] = ("aten",)
+
+
+class Counting(CpuExecutor):
+    """Counts the prepared schedules that are alive whenever it is to give memory back."""
+
+    def __init__(self) -> None:
+        self.prepared: list[weakref.ref[Ready]] = []
+        self.alive: list[int] = []
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        ready = super().prepare(captured, trace, schedule)
+        self.prepared.append(weakref.ref(ready))
+        return ready
+
+    def give_back(self) -> None:
+        self.alive.append(sum(each() is not None for each in self.prepared))
+
+
+def test_of_all_schedules_on_trial_only_the_chosen_one_stays() -> None:
+    """The others are gone without a collection, so that their memory can be given back at once."""
+    executor, model = Counting(), net()
+    gc.disable()
+    step = fast(
+        model, batches(1)[0], loss=F.cross_entropy, optimizer=sgd(model.parameters()), executor=executor, frontends=ATEN
+    )
+    assert isinstance(step, OptimizedStep)
+    assert len(executor.prepared) > 2
+    assert executor.alive == [1]
