@@ -6,7 +6,9 @@ For each row of the newest compile results with a trace of its step among TRACE 
 recording by `critical_path` on the row's number of streams: what is there before the step, the tensors alive in launch
 order by the releases of the replay, and a workspace of cuBLAS for each stream that runs a product. The row's own
 schedule is not stored, and runs Inductor's kernels, so a difference is no error of a rule. Also on one stream, and in
-an arena packed by the schedule's happens-before order (`gpusim.plan.arena`). Prints MiB and writes them to OUT.json.
+an arena packed by the schedule's happens-before order (`gpusim.plan.arena`). *Rest* is the measured peak less state and
+tensors on one stream, in workspaces. Prints MiB and writes them to OUT.json. Steps without a trace with kernels were
+captured by `gpusim capture SPEC --mode MODE --batch N --estimate`: their tensors are exact.
 """
 
 from __future__ import annotations
@@ -87,7 +89,12 @@ def row(case: ResultCase, trace: Trace) -> dict[str, float]:
         "tensors in an arena": arena,
         "workspaces": workspaces,
     }
-    shares = {"streams": case.streams, "over own graph": round(case.measured_peak_bytes / own, 2)}
+    rest = (case.measured_peak_bytes - state - alone) / WORKSPACE_BYTES
+    shares = {
+        "streams": case.streams,
+        "over own graph": round(case.measured_peak_bytes / own, 2),
+        "rest in workspaces": round(rest, 1),
+    }
     return {**shares, **{name: round(size / MIB, 1) for name, size in parts.items()}}
 
 
