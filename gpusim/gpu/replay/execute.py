@@ -29,6 +29,12 @@ from gpusim.trace.trust import check_trace_code
 _RESULTS: Final = ("output", "gradient")
 
 
+def initial_bytes(trace: Trace) -> int:
+    """Return the memory of the tensors from before a step, in bytes."""
+    there = {tensor.storage for tensor in trace.tensors if tensor.init is not None}
+    return sum(trace.storages[storage].bytes for storage in there)
+
+
 class Runner:
     """Runner of a trace's ops on `device`; it holds every live tensor by id.
 
@@ -68,9 +74,7 @@ class Runner:
         """Fused op -> the op whose variant does its work, so that `run` skips it."""
         self._kept: dict[tuple[tuple[int, ...], VariantSettings], Kept] = {}
         self.tensors: list[torch.Tensor | None] = [None] * len(trace.tensors)
-        self.initial_bytes = sum(
-            trace.storages[storage].bytes for storage in {t.storage for t in trace.tensors if t.init is not None}
-        )
+        self.initial_bytes = initial_bytes(trace)
         self._of_storage: dict[int, list[int]] = {}
         for index, tensor in enumerate(trace.tensors):
             self._of_storage.setdefault(tensor.storage, []).append(index)
