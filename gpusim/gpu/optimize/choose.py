@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,6 +15,7 @@ from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
 from gpusim.gpu.optimize.memory import within_limit
 from gpusim.gpu.optimize.progress import Progress
+from gpusim.gpu.replay.execute import initial_bytes
 from gpusim.gpu.replay.fusion import NORMS
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
@@ -24,7 +25,7 @@ from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
 from gpusim.search.trial import contenders
 from gpusim.trace.merging import is_merge
-from gpusim.units import format_bytes
+from gpusim.units import counted, format_bytes
 
 Say = Callable[[str], None]
 
@@ -32,6 +33,8 @@ Say = Callable[[str], None]
 TRIED = 8
 #: Number of the fastest ones that are recorded again: recordings of one schedule differ by some percent.
 RECORDED_AGAIN = 2
+#: Memory that must be free for a further recording, in recordings: itself, and the user's own step, to compare with.
+ROOM = 2
 #: More than the memory of any GPU.
 MAX_BYTES = 1 << 62
 #: Least search budget for trying other kernels: measuring or compiling them takes some 20 s by itself.
@@ -152,6 +155,9 @@ def tried(
     say(f"trying {len(unique)} schedules")
     ready: dict[str, Ready] = {}
     for number, schedule in enumerate(unique):
+        if not _has_room(graph.trace, ready.values(), executor):
+            say(f"left out {counted(len(unique) - number, 'schedule')}: too little memory is free to try them, too")
+            break
         try:
             ready[str(number)] = executor.prepare(captured, graph.trace, schedule)
         except GpusimError as cause:
@@ -169,6 +175,14 @@ def tried(
         _best_recording(captured, graph.trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]
     ]
     return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential
+
+
+def _has_room(trace: Trace, ready: Collection[Ready], executor: Executor) -> bool:
+    """Whether there is memory for another recording like these, which all stay for the trial; for the first, always."""
+    if not ready:
+        return True
+    most_bytes = max(each.peak_bytes for each in ready) - initial_bytes(trace)
+    return executor.free_bytes() >= ROOM * most_bytes
 
 
 def _planned(
@@ -203,10 +217,9 @@ def _best_recording(
     captured: Captured, trace: Trace, executor: Executor, first: Candidate, memory_limit_bytes: int | None
 ) -> Candidate:
     """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own."""
-    recordings = [
-        first.ready,
-        *(executor.prepare(captured, trace, first.schedule) for _ in range(executor.recordings - 1)),
-    ]
+    recordings = [first.ready]
+    while len(recordings) < executor.recordings and _has_room(trace, recordings, executor):
+        recordings.append(executor.prepare(captured, trace, first.schedule))
     if len(recordings) == 1:
         return first
     ready = {

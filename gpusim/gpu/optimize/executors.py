@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -91,6 +92,9 @@ class Executor(Protocol):
 
     def synchronize(self) -> None:
         """Wait for the device."""
+
+    def free_bytes(self) -> int:
+        """Return the memory that further recordings could take, in bytes."""
 
     def give_back(self) -> None:
         """Give back what trials took: the memory of recordings that nobody holds any more."""
@@ -234,6 +238,10 @@ class CpuExecutor:
 
     def synchronize(self) -> None:
         """Do nothing."""
+
+    def free_bytes(self) -> int:
+        """Return more than any schedule takes: nothing is measured."""
+        return sys.maxsize
 
     def give_back(self) -> None:
         """Do nothing: memory that nobody holds is free."""

@@ -200,6 +200,12 @@ class CudaExecutor:
         """Wait for the GPU."""
         torch.cuda.synchronize()
 
+    def free_bytes(self) -> int:
+        """Return the GPU's free memory, in bytes, once torch has given back what it holds for nobody."""
+        torch.cuda.empty_cache()
+        free_bytes: int = torch.cuda.mem_get_info(self.device)[0]
+        return free_bytes
+
     def give_back(self) -> None:
         """Give back the memory of dropped recordings, which torch would keep, each graph's apart."""
         self._recorders.clear()

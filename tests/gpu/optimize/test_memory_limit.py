@@ -24,10 +24,11 @@ from gpusim.gpu.optimize import choose, memory
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, Ready, _InOrder
+from gpusim.gpu.replay.execute import initial_bytes
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.units import format_bytes, parse_bytes
-from tests.support.optimizing import Batch, Twins, eager_step, fast
+from tests.support.optimizing import Batch, Twins, batches, eager_step, fast
 
 ROWS, WIDTH, CLASSES = 1 << 9, 8, 5
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
@@ -301,4 +302,45 @@ def test_a_plan_of_another_step_in_the_cache_is_passed_over(tmp_path: Path) -> N
     twins = Limited(sgd, limit)
     assert twins.fast.gain.decided_by != "what was found before"
     twins.train(data(2))
+    twins.check()
+
+
+class Small(CpuExecutor):
+    """A device with memory for some recordings, several of each schedule; it fails where one more is made."""
+
+    recordings = 3
+
+    def __init__(self, room: float) -> None:
+        self.room = room
+        self.made: list[weakref.ref[Ready]] = []
+        self.most = 0
+        self.one_bytes = 0
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        ready = super().prepare(captured, trace, schedule)
+        self.made.append(weakref.ref(ready))
+        self.one_bytes = max(self.one_bytes, ready.peak_bytes - initial_bytes(trace))
+        self.most = max(self.most, self.alive)
+        return ready
+
+    @property
+    def alive(self) -> int:
+        return sum(each() is not None for each in self.made)
+
+    def free_bytes(self) -> int:
+        return int((self.room - self.alive) * self.one_bytes)
+
+
+@pytest.mark.parametrize(("room", "most"), [(0, 1), (4.5, 3), (10.5, 9), (99, 11)])
+def test_as_many_schedules_are_tried_as_there_is_memory_for(room: float, most: int) -> None:
+    """The first always is. For each further one, and each further recording, there must be room for two: the user's own
+    step is run beside them. With all the room there are nine schedules, and two more recordings of one at a time.
+    """
+    said: list[str] = []
+    executor = Small(room)
+    twins = Twins(sgd, executor=executor, frontends=("aten",), say=said.append)
+    assert isinstance(twins.fast, OptimizedStep)
+    assert executor.most == most
+    assert any("too little memory is free to try them" in each for each in said) == (room < 9)
+    twins.train(batches(2))
     twins.check()
