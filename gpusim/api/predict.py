@@ -307,6 +307,8 @@ def parallel(
     else:
         source = str(file_path("topology", topology))
         links = load_topology(source)
+    if isinstance(plans, str) or not isinstance(plans, Collection):
+        raise OptionError("a list of paths of files", argument="plans", value=plans)
     given = plan_readers([file_path("plans", plan) for plan in plans], count)
     with step.naming():
         return explore_plans(

@@ -164,6 +164,8 @@ def test_python_has_the_same_answer_and_the_same_errors() -> None:
     assert "<table>" in found._repr_html_()
     with pytest.raises(OptionError, match=r"gpus=2\.5"):
         gpusim.parallel(step, gpus=2.5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"plans=plan\.json: a list of paths"):
+        gpusim.parallel(step, gpus=2, plans="plan.json")
     with pytest.raises(TopologyError):
         gpusim.parallel(step, gpus=32, topology="p100")
     with pytest.raises(UnknownNameError):
