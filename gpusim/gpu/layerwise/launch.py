@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ _LOOK_S: Final = 0.05
 _END_S: Final = 5.0
 #: Most characters kept of a failed rank's last line.
 _WORDS: Final = 300
+#: First line of a warning; the source line below it is indented.
+_WARNING: Final = re.compile(r"\S+:\d+: \w*Warning: ")
 
 
 def launch(gpus: int, module: str, arguments: Sequence[str], *, timeout_s: float) -> str:
@@ -87,9 +90,10 @@ def _ended(state: int | None) -> str:
 
 
 def _last_words(folder: Path, rank: int) -> str:
-    """Return the last line that a rank wrote to standard error."""
-    lines = (folder / f"{rank}.err").read_text(errors="replace").strip().splitlines()
-    return shortened(lines[-1].strip(), _WORDS) if lines else "without a word"
+    """Return the last line that a rank wrote to standard error and that is no warning, which is no reason."""
+    lines = (folder / f"{rank}.err").read_text(errors="replace").splitlines()
+    said = [line for line in lines if line and not line[0].isspace() and not _WARNING.match(line)]
+    return shortened(said[-1].strip(), _WORDS) if said else "without a word"
 
 
 def end_with_starter() -> None:
