@@ -36,6 +36,7 @@ from typing import Any
 from gpusim.text import VALUE_CHARACTERS, message, short_value, shortened
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 #: Number of names listed by `UnknownNameError` if there are more than `ALL_NAMES`, or they take more than `MOST_LISTED`
 #: characters in total.
 NEAREST_NAMES = 5

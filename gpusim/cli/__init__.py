@@ -22,11 +22,8 @@ from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
 from gpusim.cli.transfer import transfer
 from gpusim.cli.whatif import figure, whatif
-from gpusim.errors import EXIT_USER_ERROR, GpusimError
+from gpusim.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, GpusimError
 from gpusim.version import __version__
-
-EXIT_INTERRUPTED = 130
-
 
 #: Commands as grouped by `--help`, each with a short summary.
 GROUPS = {

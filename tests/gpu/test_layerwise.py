@@ -124,6 +124,17 @@ def test_ranks_that_never_end_are_ended() -> None:
     assert ranks_left() == []
 
 
+def test_an_interrupted_run_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layerwise, "launch", interrupted)
+    assert layerwise.main(["vgg16-infer-b1", "--plan", "data", "--ranks", "2"]) == 130
+    assert capsys.readouterr().err == "gpusim: interrupted\n"
+
+
 def test_a_rank_ends_with_the_process_that_started_it() -> None:
     """Its end of the pipe closes, also where that process is killed."""
     program = "import time; from gpusim.gpu.layerwise.launch import end_with_starter as e; e(); time.sleep(600)"

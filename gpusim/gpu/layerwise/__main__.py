@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gpusim.defaults import BATCH_NORMS, DEFAULT_BATCH_NORM
-from gpusim.errors import EXIT_USER_ERROR, GpuError, GpusimError, OptionError
+from gpusim.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, GpuError, GpusimError, OptionError
 from gpusim.formats.topology import check_gpus, default_topology
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.check import compare_plan
@@ -75,6 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
     except GpusimError as error:
         sys.stderr.write(f"gpusim: {error}\n")
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write("gpusim: interrupted\n")
+        return EXIT_INTERRUPTED
     except (dist.DistError, RuntimeError) as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
