@@ -1,65 +1,72 @@
 """Compare blind sets with the predictions committed before: python research/prototypes/check_blind.py.
 
-For each set of other kinds: for how many steps the commit with the predictions comes before the first one with a
-measurement, how many cases have the same prediction and interval in both, and whether the hash of the predicting code
-is that of a commit up to the predictions. Needs the repository's history.
+For each set that was predicted in a commit of its own: for how many steps that commit comes before the first one with a
+measurement, how many cases have the same prediction and interval in both, how many replayed schedules are the
+predicted ones, op for op, for how many steps the trace is still that of the predictions, and whether the hash of the
+predicting code is that of a commit up to the predictions. Needs the repository's history.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import re
 import subprocess
 import sys
-import tarfile
 import zipfile
-from collections.abc import Iterator
-from pathlib import PurePosixPath
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-#: Set -> commits with its predictions, and its results file.
+from code_of_results import first_of_each_code, git
+
+#: Set -> commits with its predictions, its results file, and the sets that have its traces.
 SETS = {
-    "kinds": (("02f5184", "bac44ff"), "kinds_h200_20261123"),
-    "blind_kinds": (("3010061",), "blind_kinds_h200_20261124"),
-    "blind_intervals": (("1450b22",), "blind_intervals_h200_20261126"),
+    "kinds": (("02f5184", "bac44ff"), "kinds_h200_20261123", ("kinds",)),
+    "blind_kinds": (("3010061",), "blind_kinds_h200_20261124", ("blind_kinds",)),
+    "blind_intervals": (("1450b22",), "blind_intervals_h200_20261126", ("blind_intervals",)),
+    "neighbours": (
+        ("382bc5f", "89111b9"),
+        "neighbours_h200_20261124",
+        ("search_inference", "search_training", "kinds"),
+    ),
 }
 SUFFIX = ".predicted.json.gz"
-#: Commits before the predictions whose code is tried.
-TRIED = 60
 
 
-def git(*arguments: str) -> bytes:
-    """Return what git prints."""
-    return subprocess.run(["git", *arguments], capture_output=True, check=True).stdout
+def unpacked(commit: str, file: str) -> dict[str, Any]:
+    """Return a file of a commit."""
+    document: dict[str, Any] = json.loads(gzip.decompress(git("show", f"{commit}:{file}")))
+    return document
 
 
-def predictions(commit: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the predictions of a set in a commit, by step; a set was a folder first, then a zip file."""
+def traces_of(commit: str, sets: Iterable[str], steps: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the traces of steps in a commit, by step."""
+    files = (each for name in sets for each in files_of(commit, name))
+    return {step: trace for file, trace in files if (step := file.removesuffix(".json.gz")) in steps}
+
+
+def files_of(commit: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the traces and predictions of a set in a commit, by file; a set was a folder first, then a zip file."""
     files = git("ls-tree", "-r", "--name-only", commit, "validate/traces").decode().split()
     for file in files:
         if file == f"validate/traces/{name}.zip":
             packed = zipfile.ZipFile(io.BytesIO(git("show", f"{commit}:{file}")))
             for each in packed.namelist():
-                if each.endswith(SUFFIX):
-                    yield each.removesuffix(SUFFIX), json.loads(gzip.decompress(packed.read(each)))
-        elif file.startswith(f"validate/traces/{name}/") and file.endswith(SUFFIX):
-            step = file.rpartition("/")[2].removesuffix(SUFFIX)
-            yield step, json.loads(gzip.decompress(git("show", f"{commit}:{file}")))
+                yield each, json.loads(gzip.decompress(packed.read(each)))
+        elif file.startswith(f"validate/traces/{name}/"):
+            yield file.rpartition("/")[2], unpacked(commit, file)
 
 
-def code_hash(commit: str) -> str:
-    """Return the hash of the package's code, as `gpusim.version` computes it."""
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "gpusim"))) as tar:
-        members = [each for each in tar if each.isfile() and each.name.endswith(".py")]
-        files = {each.name.removeprefix("gpusim/"): tar.extractfile(each).read() for each in members}
-    digest = hashlib.sha256()
-    for name in sorted(files, key=PurePosixPath):
-        digest.update(f"{name}\0".encode())
-        digest.update(files[name].replace(b"\r\n", b"\n"))
-    return digest.hexdigest()[:8]
+def placed(document: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return op, stream and variant of a predicted schedule's placements, in launch order."""
+    return [(each["op"], each.get("stream", 0), each.get("variant", 0)) for each in document["placements"]]
+
+
+def replayed(document: dict[str, Any], ops: list[str]) -> list[tuple[Any, ...]]:
+    """Return the same of a replayed schedule, whose ops are numbers."""
+    streams, variants = document["stream_of"], document.get("variants") or [0] * len(ops)
+    return [(ops[op], streams[op], variants[op]) for op in document["order"]]
 
 
 def first_measured(name: str) -> dict[str, str]:
@@ -80,12 +87,13 @@ def is_before(one: str, other: str) -> bool:
 
 def main() -> int:
     """Print two lines per set; the exit status is 1 where a prediction differs or came later."""
-    wrong = 0
-    for name, (commits, results) in SETS.items():
+    wrong, known_codes = 0, first_of_each_code()
+    for name, (commits, results, sets) in SETS.items():
         documents: dict[str, tuple[str, dict[str, Any]]] = {}
         for commit in commits:
-            for step, document in predictions(commit, name):
-                documents.setdefault(step, (commit, document))
+            for file, document in files_of(commit, name):
+                if file.endswith(SUFFIX):
+                    documents.setdefault(file.removesuffix(SUFFIX), (commit, document))
         measured = first_measured(name)
         before = sum(is_before(documents[step][0], commit) for step, commit in measured.items())
         cases = json.loads(git("show", f"HEAD:validate/results/{results}.json"))["cases"]
@@ -96,13 +104,29 @@ def main() -> int:
         }
         rows = [(c["trace"], c["policy"], c["predicted_ns"], *c["predicted_interval_ns"]) for c in cases]
         equal = sum(row in known for row in rows)
-        wrong += len(measured) - before + len(rows) - equal
+        traces = traces_of(commits[-1], sets, measured)
+        ops = {step: [op["name"] for op in trace["ops"]] for step, trace in traces.items()}
+        ran = unpacked("HEAD", f"validate/results/{results}.schedules.json.gz")["schedules"]
+        as_predicted = sum(
+            any(
+                each["policy"] == one["policy"] and placed(each) == replayed(one, ops[one["trace"]])
+                for each in documents[one["trace"]][1]["schedules"]
+            )
+            for one in ran
+        )
+        now = traces_of("HEAD", sets, measured)
+        kept = sum(now[step] == traces[step] for step in measured)
+        wrong += len(measured) - before + len(rows) - equal + len(ran) - as_predicted + len(measured) - kept
         print(f"{name}: {before} of {len(measured)} steps predicted in a commit before the measurement;")
-        print(f"  {equal} of {len(rows)} predictions and intervals equal")
-        history = [code_hash(each) for each in git("log", f"-{TRIED}", "--format=%h", commits[-1]).decode().split()]
+        print(
+            f"  {equal} of {len(rows)} predictions and intervals equal; {as_predicted} of {len(ran)} schedules replayed"
+        )
+        print(f"  as predicted; {kept} of {len(measured)} traces are those of the predictions")
         for code in sorted({document["code"].partition("+")[2] for _, document in documents.values()}):
             of_code = sum(document["code"].endswith(code) for _, document in documents.values())
-            where = "is that of a commit" if code in history else "is that of no commit"
+            commit = known_codes.get(code)
+            is_known = commit is not None and (commit == commits[-1] or is_before(commit, commits[-1]))
+            where = f"is that of {commit}" if is_known else "is that of no commit"
             print(f"  code {code} ({of_code} steps) {where}")
     return int(wrong > 0)
 
