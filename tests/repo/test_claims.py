@@ -156,6 +156,21 @@ def test_searched_schedules_on_captured_kernels_gain_as_little_over_all_policies
     assert f"over the best of all policies it is {statistics.geometric_mean(gains):.3f}" in prose("CHANGELOG.md")
 
 
+def test_search_on_equal_kernels_with_equal_trials_gains_what_the_changelog_says() -> None:
+    gains: dict[str, list[float]] = {"captured": [], "chosen": []}
+    for of_step in by_step(cases("fair")).values():
+        for kernels, of_kernels in gains.items():
+            mine_ns = {case.policy: case.measured_ns for case in of_step if case.kernels == kernels}
+            policies = mine_ns.keys() & POLICIES
+            assert len(policies) == 10
+            of_kernels.append(min(mine_ns[policy] for policy in policies) / mine_ns[SEARCH])
+    captured, chosen = (statistics.geometric_mean(of_kernels) for of_kernels in gains.values())
+    text = prose("CHANGELOG.md")
+    assert f"{captured:.3f} times as fast on captured kernels, {chosen:.3f} on chosen ones" in text
+    assert f"in the geometric mean of {len(gains['chosen'])} steps" in text
+    assert f"at the least it is {min(map(min, gains.values())):.3f}" in text
+
+
 def test_ranks_are_as_many_and_as_far_off_as_the_results_say() -> None:
     file = max(RESULTS.glob("parallel_h200_*.json"))
     ranks = json.loads(file.read_text(encoding="utf-8"))["cases"]
@@ -174,7 +189,7 @@ def memory_plans() -> tuple[list[ResultCase], list[ResultCase]]:
 def test_memory_plans_are_as_many_and_as_far_off_as_the_results_say() -> None:
     plans = [case for file in RESULTS.glob("memory_*[0-9].json") for case in read_results(file).cases]
     before, again = memory_plans()
-    newest = [*before, *again]
+    newest = [*before, *again, *cases("memory_algorithms")]
     assert len({case.trace for case in plans}) == 2 * len({case.network for case in plans}) == 12
     assert len({case.trace for case in again}) == 8
     off, off_since = (rounded_up(max(abs(peak_error(case)) for case in some)) for some in (plans, newest))
@@ -196,6 +211,23 @@ def test_memory_plans_are_as_many_and_as_far_off_as_the_results_say() -> None:
         assert f"{claim.format(len(some))} {within}" in prose("CHANGELOG.md")
     right, pairs = order_right(again)
     assert f"{right} of {pairs} pairs of these that differ by over 2 % in order" in prose("CHANGELOG.md")
+
+
+def test_memory_optimal_algorithms_save_and_cost_what_the_changelog_says() -> None:
+    rows = cases("memory_algorithms")
+    peak = math.ceil(1e4 * max(abs(peak_error(case)) for case in rows)) / 100
+    text = prose("CHANGELOG.md")
+    assert f"{len(rows)} plans of {len({case.trace for case in rows})} steps, peaks within {peak} %" in text
+    assert f"times within {rounded_up(max(abs(case.error) for case in rows))} %" in text
+    assert order_right(rows) == (36, 36)
+    assert "all 36 pairs that differ by over 2 % in order" in text
+    by_plan = {(case.trace, case.policy): case for case in rows}
+    for step, shares in (("vgg16-train-b64", (90, 77)), ("resnet50-train-b16", (68, 66))):
+        pair = [by_plan[step, policy] for policy in ("vdnn_conv", "vdnn_conv_m")]
+        share = [round(100 * case.measured_peak_bytes / case.sequential_peak_bytes) for case in pair]
+        assert tuple(share) == shares
+        longer = pair[1].measured_ns / pair[0].measured_ns
+        assert f"from {share[0]} to {share[1]} % of its peak for {longer:.2f} times the time" in text
 
 
 def test_our_plans_are_faster_than_others_at_their_peaks_as_the_changelog_says() -> None:
