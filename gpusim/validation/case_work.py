@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,15 +53,19 @@ def add_variants(trace: Trace, folder: Path, seed: int) -> Path:
 
 
 @contextmanager
-def collected_before() -> Iterator[None]:
-    """Let the garbage collector pass over all older objects within this context.
+def collected_before() -> Iterator[Callable[[], None]]:
+    """Let the garbage collector pass over all older objects within this context; its value does so again.
 
     Each recording of a graph collects garbage two or three times, and those of a trace and of torch take longest.
     """
-    gc.collect()
-    gc.freeze()
+
+    def pass_over() -> None:
+        gc.collect()
+        gc.freeze()
+
+    pass_over()
     try:
-        yield
+        yield pass_over
     finally:
         gc.unfreeze()
 

@@ -81,15 +81,17 @@ def try_schedules(
     known = {each.schedules for each in trials.tried}
     groups = [numbers for numbers in contenders_of(chosen.schedules) if numbers not in known]
 
-    def keep(group: int, times_ns: list[int]) -> None:
-        nonlocal trials
-        tried = Tried(schedules=groups[group], times_ns=tuple(times_ns))
-        trials = msgspec.structs.replace(trials, tried=(*trials.tried, tried))
-        write_document(file, trials)
+    with collected_before() as pass_over:
 
-    if groups:
-        schedules = [[chosen.schedules[number] for number in numbers] for numbers in groups]
-        with collected_before():
+        def keep(group: int, times_ns: list[int]) -> None:
+            nonlocal trials
+            tried = Tried(schedules=groups[group], times_ns=tuple(times_ns))
+            trials = msgspec.structs.replace(trials, tried=(*trials.tried, tried))
+            write_document(file, trials)
+            pass_over()
+
+        if groups:
+            schedules = [[chosen.schedules[number] for number in numbers] for numbers in groups]
             try_groups(graph, schedules, seed=recipe.seed, trust_code=trust_code, done=keep)
     of_schedule = {
         number: ns for each in trials.tried for number, ns in zip(each.schedules, each.times_ns, strict=True)
