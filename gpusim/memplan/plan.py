@@ -173,6 +173,8 @@ class MemoryPlan:
             index = op(each.op, f"{place}.op")
             if variants[index]:
                 raise ScheduleError(file, f"op '{each.op}' has a variant already", place=f"{place}.op")
+            if not each.variant:
+                raise ScheduleError(file, "a variant without a name", place=f"{place}.variant")
             variants[index] = variant_number(trace.ops[index], each.variant, file, f"{place}.variant")
         return cls(
             offloads=tuple(

@@ -203,10 +203,12 @@ def _check_arguments(op: Op, n_tensors: int, file: str, place: str) -> None:
 
 
 def _check_variants(op: Op, file: str, place: str) -> None:
-    """Check that variant names are unique, and that an op with variants and each variant have kernels."""
+    """Check that variants have unique names, and that an op with variants and each variant have kernels."""
     seen: dict[str, int] = {}
     for number, variant in enumerate(op.variants):
         where = f"{place}.variants[{number}]"
+        if not variant.name:  # in a schedule no name stands for the captured kernels
+            raise TraceError(file, "a variant without a name", place=f"{where}.name")
         if variant.name in seen:
             problem = f"variant '{variant.name}' is taken by {place}.variants[{seen[variant.name]}]"
             raise TraceError(file, problem, place=f"{where}.name")

@@ -62,6 +62,7 @@ def test_plan_of_another_trace_is_refused_also_where_both_have_one_name(tmp_path
         ),
         ({"variants": [{"op": "z", "variant": "x"}]}, "variants[0].op", "no op 'z'"),
         ({"variants": {"f1": "x"}}, "variants", "array"),
+        ({"variants": [{"op": "f1", "variant": ""}]}, "variants[0].variant", "without a name"),
         ({"unknown": 3}, "", "unknown"),
     ],
 )

@@ -131,6 +131,18 @@ def test_file_with_a_variant_that_cannot_cover_is_refused_with_the_place() -> No
         check_trace(covering(trace, {0: [(100, (1,))]}), "t.json")
 
 
+@pytest.mark.parametrize(("names", "problem"), [(("",), "0.*without a name"), (("a", "a"), "1.*'a' is taken by")])
+def test_file_with_variants_that_a_schedule_cannot_name_is_refused_with_the_place(
+    names: tuple[str, ...], problem: str
+) -> None:
+    """In a schedule and a memory plan no name stands for the captured kernels."""
+    trace = covering(make_trace([op("a", "x")], outputs="a"), {0: [(100, ()), (200, ())]})
+    variants = tuple(msgspec.structs.replace(trace.ops[0].variants[0], name=name) for name in names)
+    trace = msgspec.structs.replace(trace, ops=(msgspec.structs.replace(trace.ops[0], variants=variants),))
+    with pytest.raises(TraceError, match=rf"\$\.ops\[0\]\.variants\[{problem}"):
+        check_trace(trace, "t.json")
+
+
 MERGED = VariantSettings(composition="merged")
 
 
