@@ -93,6 +93,7 @@ view.table(
             "step, ms": row.outcome.step_ns / NS_PER_MS,
             "waits for copies, ms": row.outcome.exposed_copy_ns / NS_PER_MS,
             "computes again, ms": row.outcome.recompute_ns / NS_PER_MS,
+            "other kernels, ms": row.outcome.variants_ns / NS_PER_MS,
             "out, MiB": row.outcome.d2h_bytes / MIB,
             "back, MiB": row.outcome.h2d_bytes / MIB,
             "pinned, MiB": row.outcome.pinned_bytes / MIB,

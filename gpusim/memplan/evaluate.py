@@ -20,10 +20,7 @@ from gpusim.trace.store import structure_hash
 
 @dataclass(frozen=True, repr=False)
 class Outcome(ShortRepr):
-    """Predictions for a memory plan on a GPU.
-
-    What slower variants of ops cost is part of `step_ns` alone.
-    """
+    """Predictions for a memory plan on a GPU."""
 
     plan: MemoryPlan
     program: Program
@@ -33,6 +30,10 @@ class Outcome(ShortRepr):
     """Extra time of the step through its copies, in ns."""
     recompute_ns: int
     """Extra time over the step that keeps all on the same streams, by the same variants and without copies, in ns."""
+    variants_ns: int
+    """Extra time of the step that keeps all on the same streams through the plan's variants, in ns; negative for faster
+    ones.
+    """
     d2h_bytes: int
     h2d_bytes: int
     live_bytes: int = 0
@@ -101,8 +102,7 @@ class MemoryEvaluator:
         timeline = step.time(program, memory=several)
         step_ns = timeline.makespan_ns
         without_ns = step.time(program, copies=False).makespan_ns if plan.has_copies else step_ns
-        keeps = MemoryPlan(order=plan.order, op_streams=plan.op_streams)
-        keeps_ns = step.time(step.program(keeps)).makespan_ns if several else step.keep_all_ns
+        keeps_ns = step._keeping_all_ns(plan)
         size = self.storages.bytes
         return Outcome(
             plan=plan,
@@ -111,7 +111,14 @@ class MemoryEvaluator:
             step_ns=step_ns,
             exposed_copy_ns=step_ns - without_ns,
             recompute_ns=without_ns - keeps_ns,
+            variants_ns=keeps_ns - self._keeping_all_ns(plan) if plan.has_variants else 0,
             d2h_bytes=sum(size[i.storage] for i in program if i.kind == "out"),
             h2d_bytes=sum(size[i.storage] for i in program if i.kind == "back"),
             live_bytes=timeline.peak_bytes if several else 0,
         )
+
+    def _keeping_all_ns(self, plan: MemoryPlan) -> int:
+        """Return the time of the captured kernels on a plan's streams if all is kept, in ns."""
+        if not any(plan.op_streams):
+            return self.keep_all_ns
+        return self.time(self.program(MemoryPlan(order=plan.order, op_streams=plan.op_streams))).makespan_ns

@@ -67,6 +67,7 @@ def _row_document(comparison: MemoryComparison, row: PolicyRow) -> dict[str, Any
         "step_ns": outcome.step_ns,
         "exposed_copy_ns": outcome.exposed_copy_ns,
         "recompute_ns": outcome.recompute_ns,
+        "variants_ns": outcome.variants_ns,
         "h2d_bytes": outcome.h2d_bytes,
         "d2h_bytes": outcome.d2h_bytes,
         "pinned_bytes": outcome.pinned_bytes,
@@ -137,6 +138,10 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
             without.setdefault(row.problem.removeprefix(f"{row.policy}: "), []).append(row.policy)
     for problem, policies in without.items():
         out.print(f"{', '.join(policies)}: {problem}")
+    others = [(row.policy, row.outcome) for row in comparison.rows if row.outcome and row.outcome.plan.has_variants]
+    if others:
+        texts = (f"{policy} {outcome.variants_ns / keep_all.step_ns:+.1%}" for policy, outcome in others)
+        out.print(f"Other kernels, of the time of keep_all: {', '.join(texts)}")
     out.print()
     front = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("front: least time for its peak", "budget", "peak", "step", "no plan below"):

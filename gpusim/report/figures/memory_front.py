@@ -134,9 +134,11 @@ def _text(row: PolicyRow) -> str:
     outcome = row.outcome
     assert outcome is not None
     budget = f", budget {format_bytes(row.budget_bytes)}" if row.budget_bytes else ""
+    kernels = f", other kernels {us_text(outcome.variants_ns)}" if outcome.plan.has_variants else ""
     return (
         f"<b>{escape(row.policy)}</b>{budget}<br>"
         f"peak {format_bytes(outcome.peak_bytes)}, {us_text(outcome.step_ns)}<br>"
         f"out {format_bytes(outcome.d2h_bytes)}, back {format_bytes(outcome.h2d_bytes)}<br>"
         f"waiting for copies {us_text(outcome.exposed_copy_ns)}, computed again {us_text(outcome.recompute_ns)}"
+        f"{kernels}"
     )
