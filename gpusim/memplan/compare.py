@@ -129,20 +129,20 @@ class MemoryComparison:
 
     @cached_property
     def lower_bound(self) -> LowerBound:
-        """Lower bounds on the time of any plan, by peak memory."""
+        """Lower bounds on the time of any plan of the captured kernels, by peak memory."""
         return LowerBound(MemoryEvaluator(self.graph))
 
     def bound_ns(self, outcome: Outcome) -> int | None:
-        """Return the least time of any plan of this peak on one stream, in ns; None for several streams or another
-        order of ops, for which the bound may not hold.
+        """Return the least time of any plan of this peak on one stream, in ns; None for several streams, another order
+        of ops or variants, for which the bound may not hold.
         """
         holds = self.lower_bound.holds_for(outcome.plan)
         return self.lower_bound.step_ns(outcome.peak_bytes) if holds else None
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int | None], ...]:
-        """Peaks up to that of keeping all, in bytes, each with the least time of any plan on one stream, in ns; None
-        where no plan has that peak.
+        """Peaks up to that of keeping all, in bytes, each with the least time of any plan of the captured kernels on one
+        stream, in ns; None where no such plan has that peak.
         """
         most = self.keep_all.peak_bytes
         peaks = [round(share * most) for share in BOUND_SHARES]
