@@ -59,6 +59,15 @@ def format_bytes(size_bytes: float) -> str:
     return f"{_three_digits(size_bytes / GIB)} GiB"
 
 
+def format_bytes_up(size_bytes: int) -> str:
+    """Format a size in KiB or MiB so that, read again, it is no smaller: for budgets that work."""
+    if size_bytes < MIB:
+        return f"{-(-size_bytes // KIB)} KiB"
+    tenths = -(-10 * size_bytes // MIB)
+    whole, tenth = divmod(tenths, 10)
+    return f"{whole}.{tenth} MiB" if tenth and whole < 100 else f"{-(-tenths // 10)} MiB"
+
+
 def format_peak(size_bytes: int) -> str:
     """Format the peak memory of a step; 0 bytes are those of a profile without tensors: `unknown`."""
     return format_bytes(size_bytes) if size_bytes else "unknown"

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpusim.memplan.memory import MemoryUse, needs_at_once
 from gpusim.memplan.storages import Storages
-from gpusim.units import KIB, MIB, format_bytes
+from gpusim.units import format_bytes, format_bytes_up
 
 #: Ops that use at least this share of the peak may decide it: a cache fills all memory, whatever the op needs.
 NEAR_PEAK: Final = 0.95
@@ -24,7 +24,7 @@ def shortfall(
     """
     least_bytes = use.peak.allocated_bytes + unplanned_bytes
     text = f"no plan keeps {format_bytes(budget_bytes)}; "
-    text += f"the smallest budget that works for a plan found here is {_rounded_up(least_bytes)}"
+    text += f"the smallest budget that works for a plan found here is {format_bytes_up(least_bytes)}"
     op = deciding_op(storages, use, order)
     if op >= 0:
         text += f": op '{storages.trace.ops[op].name}' decides it, with {_largest(storages, op)}"
@@ -32,15 +32,6 @@ def shortfall(
         text += f"; {format_bytes(unplanned_bytes)} of it are workspaces of libraries"
     before = sum(storages.bytes[storage] for storage in storages.initial)
     return text + (f"; {format_bytes(before)} are there before the step" if before > budget_bytes else "")
-
-
-def _rounded_up(size_bytes: int) -> str:
-    """Format a size so that, read again, it is no smaller."""
-    if size_bytes < MIB:
-        return f"{-(-size_bytes // KIB)} KiB"
-    tenths = -(-10 * size_bytes // MIB)
-    whole, tenth = divmod(tenths, 10)
-    return f"{whole}.{tenth} MiB" if tenth and whole < 100 else f"{-(-tenths // 10)} MiB"
 
 
 def deciding_op(storages: Storages, use: MemoryUse, order: Sequence[int]) -> int:
