@@ -141,8 +141,8 @@ class MemoryComparison:
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int | None], ...]:
-        """Peaks up to that of keeping all, in bytes, each with the least time of any plan of the captured kernels on one
-        stream, in ns; None where no such plan has that peak.
+        """Peaks up to that of keeping all, in bytes, each with the least time in ns of any plan of the captured kernels
+        on one stream; None where no such plan has that peak.
         """
         most = self.keep_all.peak_bytes
         peaks = [round(share * most) for share in BOUND_SHARES]
