@@ -20,6 +20,7 @@ from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.memplan.snapshot import snapshot_document
 from gpusim.report.memory_table import memory_document, print_memory
+from gpusim.units import parse_bytes
 from tests.support.helpers import kernel
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of
 
@@ -31,7 +32,7 @@ ALGORITHMS = {
 }
 
 
-def with_algorithms(trace: Trace, algorithms: Mapping[str, Mapping[str, tuple[int | None, int]]]) -> Trace:
+def with_algorithms(trace: Trace, algorithms: Mapping[str, Mapping[str, tuple[float | None, int]]]) -> Trace:
     """Return the trace with workspaces of ops, and with variants of known or unknown (None) workspace."""
     ops = list(trace.ops)
     for name, of_op in algorithms.items():
@@ -40,13 +41,13 @@ def with_algorithms(trace: Trace, algorithms: Mapping[str, Mapping[str, tuple[in
         index = op_of(trace, name)
         ops[index] = msgspec.structs.replace(
             ops[index],
-            workspace_bytes=captured * SIZE,
+            workspace_bytes=round(captured * SIZE),
             variants=tuple(
                 Variant(
                     name=variant,
                     settings=VariantSettings(deterministic=True),
                     kernels=(kernel(dur_ns),),
-                    workspace_bytes=None if tensors is None else tensors * SIZE,
+                    workspace_bytes=None if tensors is None else round(tensors * SIZE),
                 )
                 for variant, (tensors, dur_ns) in zip(list(of_op)[1:], variants, strict=True)
             ),
@@ -142,6 +143,16 @@ def test_dynamic_downgrades_only_the_algorithms_that_do_not_fit() -> None:
     assert chosen(trace, plan_of(trace, "vdnn_dyn", 6)) == {"f3": "small", "b3": "small"}
     with pytest.raises(PlanError, match="no configuration keeps"):
         plan_of(trace, "vdnn_dyn", 5.9)
+
+
+def test_size_that_the_dynamic_policy_names_works_as_its_budget() -> None:
+    """The least peak, of 5 tensors and a workspace of 1.0003, is 24.001 MiB: 24 MiB would not do."""
+    small = {"captured": (3, 200_000), "small": (1.0003, 300_000)}
+    trace = with_algorithms(chain_step(4, target=CONV), {"b3": small})
+    with pytest.raises(PlanError, match=r"no configuration keeps 24 MiB; .* takes [\d.]+ MiB") as caught:
+        plan_of(trace, "vdnn_dyn", 6)
+    named_bytes = parse_bytes(str(caught.value).rpartition("takes ")[2])
+    assert outcome_of(trace, plan_of(trace, "vdnn_dyn", named_bytes / SIZE)).peak_bytes > 6 * SIZE
 
 
 def test_dynamic_tries_all_inputs_before_it_downgrades() -> None:

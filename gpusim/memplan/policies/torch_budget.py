@@ -22,7 +22,7 @@ from gpusim.errors import PlanError
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.rebuild import grouped_redos
-from gpusim.units import format_bytes
+from gpusim.units import format_bytes, format_bytes_up
 
 #: Resolution of the knapsack's sizes, as in torch's `dp_knapsack`: a thousandth of the total.
 BUCKETS = 1000
@@ -40,7 +40,7 @@ def torch_budget(setting: Setting) -> MemoryPlan:
         least = setting.peak_bytes(plan)
         if least <= setting.budget_bytes:
             return plan
-    problem = f"no share keeps {format_bytes(setting.budget_bytes)}; saving nothing takes {format_bytes(least)}"
+    problem = f"no share keeps {format_bytes(setting.budget_bytes)}; saving nothing takes {format_bytes_up(least)}"
     raise PlanError(f"torch_budget: {problem}")
 
 

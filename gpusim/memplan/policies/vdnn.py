@@ -39,7 +39,7 @@ from gpusim.memplan.policies.keep_all import keep_all
 from gpusim.memplan.program import program_of
 from gpusim.plan.allocator import rounded
 from gpusim.plan.ranking import variant_ns
-from gpusim.units import format_bytes
+from gpusim.units import format_bytes, format_bytes_up
 
 
 def vdnn_all(setting: Setting) -> MemoryPlan:
@@ -71,7 +71,7 @@ def vdnn_dyn(setting: Setting) -> MemoryPlan:
         if least <= budget:
             return plan
     raise PlanError(
-        f"vdnn_dyn: no configuration keeps {format_bytes(budget)}; moving all inputs takes {format_bytes(least)}"
+        f"vdnn_dyn: no configuration keeps {format_bytes(budget)}; moving all inputs takes {format_bytes_up(least)}"
     )
 
 
