@@ -65,6 +65,13 @@ def _vit(batch: int) -> Made:
     return model, torch.randn(batch, 3, 32, 32)
 
 
+def r3d_18(batch: int) -> Made:
+    """Return a network of videos."""
+    import torchvision
+
+    return torchvision.models.video.r3d_18(weights=None, num_classes=CLASSES), torch.randn(batch, 3, 4, 32, 32)
+
+
 def words_loss(scores: torch.Tensor) -> torch.Tensor:
     """Return the loss of a class for each position."""
     target = torch.zeros(scores.shape[0] * scores.shape[1], dtype=torch.int64, device=scores.device)
@@ -98,6 +105,27 @@ def _language(kind: str, attention: str = "sdpa", **words: Any) -> Callable[[int
         return _Scores(model), torch.randint(0, WORDS, (batch, POSITIONS)), words_loss
 
     return make
+
+
+class _Translation(nn.Module):
+    """An encoder and a decoder of transformers, of which only the scores are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers
+
+        words = {"vocab_size": WORDS, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4}
+        config = transformers.T5Config(**words, dropout_rate=0.0, decoder_start_token_id=0)
+        self.model = transformers.T5ForConditionalGeneration(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the scores."""
+        return self.model(input_ids=x, decoder_input_ids=x, use_cache=False).logits
+
+
+def t5(batch: int) -> Made:
+    """Return a network of two sequences."""
+    return _Translation(), torch.randint(0, WORDS, (batch, POSITIONS)), words_loss
 
 
 _CAUSAL = {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "Mistral": "MistralForCausalLM"}
@@ -142,12 +170,18 @@ mistral = _language("Mistral", **_SMALL, num_key_value_heads=2, sliding_window=N
 gpt2 = _language("GPT2", **_SMALL_GPT2)
 gpt2_without_dropout_of_attention = _language("GPT2", **_SMALL_GPT2, attn_pdrop=0.0)
 bert = _language("Bert", **_SMALL)
+resnext50_32x4d = _torchvision("resnext50_32x4d", 64)
+res2net50_26w_4s = _timm("res2net50_26w_4s", 64)
+cspdarknet53 = _timm("cspdarknet53", 64)
+visformer_tiny = _timm("visformer_tiny", 224)
+nfnet_l0 = _timm("nfnet_l0", 64)
 NETWORKS = (
     *("mobilenet_v3_small", "mobilenet_v2", "shufflenet_v2_x0_5", "efficientnet_b0", "convnext_tiny"),
     *("regnet_y_400mf", "swin_t", "swin_v2_t", "vit", "mnasnet0_5", "squeezenet1_1", "densenet121", "mixer_s32_224"),
     *("resmlp_12_224", "edgenext_xx_small", "ghostnet_100", "levit_128s", "xcit_nano_12_p16_224", "maxvit_tiny_tf_224"),
     *("poolformer_s12", "repvgg_a0", "pvt_v2_b0", "llama", "llama_eager", "mistral", "gpt2", "bert"),
-    "gpt2_without_dropout_of_attention",
+    *("gpt2_without_dropout_of_attention", "t5", "r3d_18", "resnext50_32x4d", "res2net50_26w_4s", "cspdarknet53"),
+    *("visformer_tiny", "nfnet_l0"),
 )
 
 
@@ -188,6 +222,9 @@ def against_torch(name: str, trace: Any) -> dict[str, float]:
             buffers[each.name].fill_(each.init.a)
     parameters = _with_weights(model, trace, graph)
     inputs = data.inputs.reshape(like.shape)
+    if like.ndim == 5:  # depth and width are one dimension of a layer
+        n, c, depth, height, width = like.shape
+        inputs = data.inputs.reshape(n, c, height, depth, width).transpose(2, 3)
     found = model(inputs if like.is_floating_point() else inputs.long())
     if isinstance(found, list | tuple):
         found = found[0]
