@@ -276,6 +276,17 @@ def test_steps_on_several_gpus_are_as_many_and_as_far_off_as_the_results_say() -
     assert gains in prose("CHANGELOG.md")
 
 
+def test_alexnets_gain_on_two_gpus_is_that_of_its_fastest_plan_by_each_kind_of_exchange() -> None:
+    file = max(RESULTS.glob("parallel_exchanges_h200_*.json"))
+    gains: dict[str, list[float]] = {"nccl": [], "direct": []}
+    for step in json.loads(file.read_text(encoding="utf-8"))["cases"]:
+        if (step["network"], step["batch"], step["gpus"]) == ("alexnet", 32, 2):
+            gains[step.get("gathers", "nccl")].append(step["baselines"]["ddp_graph"] / step["measured_ns"])
+    nccl, direct = (max(gains[kind]) for kind in ("nccl", "direct"))
+    claim = f"fastest plan at 32 images is {nccl:.2f} times as fast as distributeddataparallel in a graph, and "
+    assert f"{claim}{direct:.2f} with exchanges by shared memory" in prose("CHANGELOG.md")
+
+
 def test_alexnet_beside_its_reducer_in_a_graph_is_as_far_off_as_the_changelog_says() -> None:
     """All files have it: on two GPUs other ones than the newest."""
     errors: dict[int, list[float]] = {2: [], 4: []}
