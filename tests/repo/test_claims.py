@@ -228,6 +228,9 @@ def test_memory_optimal_algorithms_save_and_cost_what_the_changelog_says() -> No
         assert tuple(share) == shares
         longer = pair[1].measured_ns / pair[0].measured_ns
         assert f"from {share[0]} to {share[1]} % of its peak for {longer:.2f} times the time" in text
+    optimal = [100 * case.worst_error for case in rows if case.policy.endswith("_m")]
+    assert len(optimal) == 6
+    assert f"by {min(optimal):.0f} to {max(optimal):.0f} % of their norm" in text
 
 
 def test_our_plans_are_faster_than_others_at_their_peaks_as_the_changelog_says() -> None:
