@@ -234,11 +234,11 @@ def compare_policies(
             report("front", (len(chosen) + number) / steps, 0)
             more.append(_row(evaluator, replace(setting, budget_bytes=budget), LEAST_TIME, planner, quick=True))
     comparison = MemoryComparison(graph, evaluator.storages, tuple(rows), tuple(more), budget_bytes, pinned_bytes)
-    if budget_bytes is None or comparison.best is not None or planner.least_peak.peak_bytes <= budget_bytes:
+    if budget_bytes is None or comparison.best is not None or planner.smallest.peak_bytes <= budget_bytes:
         return comparison
     reached = [(row.outcome.use, row.outcome.plan) for row in rows if row.outcome is not None]
     use, plan = min(
-        [(planner.least_use, planner.least_peak.plan), *reached], key=lambda each: each[0].peak.allocated_bytes
+        [(planner.smallest_use, planner.smallest.plan), *reached], key=lambda each: each[0].peak.allocated_bytes
     )
     storages = evaluator.choosing(plan).storages
     return replace(comparison, shortfall=shortfall(storages, use, plan.order, budget_bytes))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gpusim.errors import PlanError
+from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.lower_bound import LowerBound
 from gpusim.memplan.plan import MemoryPlan, Offload
 from gpusim.memplan.policies import gaps
 from gpusim.memplan.policies.base import Setting
 from gpusim.memplan.policies.least_time import ROOM, LeastTime
-from gpusim.units import MIB
+from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import read_trace
+from gpusim.units import MIB, format_bytes_up
+from gpusim.validation.again import trace_files
 from tests.support.helpers import Step, kernel, make_trace
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, with_bytes
+from tests.validation.test_memory_again import FIRST
 
 SMALL = 1024
 
@@ -108,3 +116,14 @@ def test_without_a_budget_that_half_the_peak_keeps_there_is_room_above_the_least
     least = planner.least_peak.peak_bytes
     assert least > planner.setting.keep_all_bytes // 2
     assert planner.plan_for(None) == planner.best(round((1 + ROOM) * least))
+
+
+def test_smallest_budget_is_found_with_copies_between_two_uses() -> None:
+    """VGG-16: tensors that wait for an op with a large workspace move out. A refusal names that size."""
+    trace = read_trace(trace_files(FIRST)["vgg16-train-b16"])
+    planner = LeastTime(Setting.of(OpGraph.build(trace, load_hardware("h200"))))
+    smallest, bound = planner.smallest.peak_bytes, LowerBound(planner.evaluator).least_bytes
+    assert bound <= smallest < 0.95 * planner.least_peak.peak_bytes
+    assert planner.setting.peak_bytes(planner.best(smallest, quick=True)) <= smallest
+    with pytest.raises(PlanError, match=f"a plan found here is {format_bytes_up(smallest)}: op "):
+        planner.best(bound - 1)

@@ -78,7 +78,7 @@ def test_budget_below_all_plans_names_the_smallest_and_the_tensor_that_decides_i
     assert found is not None
     assert "with the result of '" in text
     least = parse_bytes(found[1])
-    assert LeastTime(setting_of(trace)).least_peak.peak_bytes == least
+    assert LeastTime(setting_of(trace)).smallest.peak_bytes == least
     least_time(setting_of(trace, least))  # and that one works
     with pytest.raises(PlanError):
         least_time(setting_of(trace, least - 1))

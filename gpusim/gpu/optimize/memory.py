@@ -168,7 +168,7 @@ def within_limit(
         budget_bytes = min(budget_bytes, within.outcome.peak_bytes) - (taken_bytes - limit_bytes)
         del within
     planner = LeastTime(Setting(graph, evaluator.storages), evaluator)
-    least_bytes = planner.least_peak.peak_bytes
+    least_bytes = planner.smallest.peak_bytes
     try:
         least = for_budget(least_bytes)
     except torch.cuda.OutOfMemoryError:

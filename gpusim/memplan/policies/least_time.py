@@ -19,7 +19,8 @@ Source: this project. The rules:
 6. *Changes.* Of the fastest of rules 2 and 3, and of rule 4, single storages change as long as an estimate falls, also
    without new copies, and from there on with them (`gpusim.memplan.policies.exchange`).
 7. *Between two uses.* Where rules 2 and 3 have few plans, some of theirs for larger budgets are tried, too: what the
-   ops that exceed the budget do not use moves out meanwhile (`gpusim.memplan.policies.gaps`).
+   ops that exceed the budget do not use moves out meanwhile (`gpusim.memplan.policies.gaps`). The smallest peak is
+   found so, too, by bisection down to what one op alone takes.
 8. *Order.* A convolution's gradient of its weights runs before that of its input, which then may take its place; or
    the backward pass has OLLA's order, where that saves memory.
 
@@ -39,6 +40,7 @@ import numpy.typing as npt
 
 from gpusim.errors import PlanError
 from gpusim.memplan.evaluate import MemoryEvaluator
+from gpusim.memplan.lower_bound import LowerBound
 from gpusim.memplan.memory import MemoryUse, memory_of
 from gpusim.memplan.pinned import within_pinned
 from gpusim.memplan.plan import MemoryPlan, Offload, Redo
@@ -89,6 +91,8 @@ LEAST_TRIED = 6
 SLACK = 0.005
 #: Choices whose recomputation is cached: a bisection returns to recent ones.
 RECENT = 16
+#: Halvings of what lies between the least peak without rule 7 and a lower bound, in search of the smallest peak.
+HALVINGS = 5
 #: Peak of an impossible plan.
 NO_PLAN_BYTES = 1 << 62
 
@@ -371,9 +375,10 @@ class LeastTime:
         beyond = self.beyond(budget_bytes) if len(own) < FEW_PLANS else ()
         planned = list(dict.fromkeys((*own, *others, *beyond)))
         if not planned:
-            if self.least_peak.peak_bytes > budget_bytes:
+            least = self.least_peak if self.least_peak.peak_bytes <= budget_bytes else self.smallest
+            if least.peak_bytes > budget_bytes:
                 raise PlanError(self.shortfall(budget_bytes))
-            return self.least_peak.plan
+            return least.plan
         fastest = sorted(planned, key=lambda each: (self.time_ns(each), each.choice is None))
         starts = () if quick else dict.fromkeys((*self._starts(own, IMPROVED), *self._starts(others, IMPROVED_OTHERS)))
         better = [self._improved(each, budget_bytes) for each in starts]
@@ -439,7 +444,7 @@ class LeastTime:
 
     @cached_property
     def least_peak(self) -> _Planned:
-        """The plan with the smallest peak of these choices and of the plans that are the same for all budgets."""
+        """The plan of least peak of these choices and of the plans that are the same for all budgets."""
         choices = [Choice((), ())]
         for orders, copy_share, run_share in product(self.all_orders, COPY_SHARES, RUN_SHARES):
             moved = orders.moved(copy_share)
@@ -455,12 +460,27 @@ class LeastTime:
 
     def shortfall(self, budget_bytes: int) -> str:
         """Explain why no plan found here keeps a budget."""
-        return shortfall(self.storages, self.least_use, self.least_peak.plan.order, budget_bytes)
+        return shortfall(self.storages, self.smallest_use, self.smallest.plan.order, budget_bytes)
+
+    @cached_property
+    def smallest(self) -> _Planned:
+        """The plan of smallest peak found, also by rule 7."""
+        smallest, below_bytes = self.least_peak, LowerBound(self.evaluator).least_bytes
+        for _ in range(HALVINGS):
+            if smallest.peak_bytes <= below_bytes:
+                break
+            budget_bytes = (below_bytes + smallest.peak_bytes) // 2
+            found = next(self.beyond(budget_bytes), None)
+            if found is None:
+                below_bytes = budget_bytes
+            else:
+                smallest = found
+        return smallest
 
     @property
-    def least_use(self) -> MemoryUse:
-        """Memory of the plan with the smallest peak."""
-        return memory_of(self.storages, program_of(self.storages, self.least_peak.plan))
+    def smallest_use(self) -> MemoryUse:
+        """Memory of the plan of smallest peak."""
+        return memory_of(self.storages, program_of(self.storages, self.smallest.plan))
 
 
 def least_time(setting: Setting) -> MemoryPlan:
