@@ -118,7 +118,8 @@ if row_shown is not None and row_shown.outcome is not None:
     look = Look(theme=view.theme(), fold=True)
     plan = row_shown.outcome.plan
     timeline = recorded(choice.content, choice.hardware.name, hash(plan), plan, step)
-    view.show(timeline_figure(timeline, choice.trace, step.hardware, title=f"Timeline of {title}", look=look), "plan")
+    ran = step.graph.choosing(plan.variants).trace
+    view.show(timeline_figure(timeline, ran, step.hardware, title=f"Timeline of {title}", look=look), "plan")
 for row in comparison.rows:
     if row.outcome is None:
         st.text(view.option(f"{row.policy}: {row.problem}"))

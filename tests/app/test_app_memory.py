@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import plotly.graph_objects as go
 import pytest
 
 from gpusim.formats.hardware import load_hardware
+from gpusim.formats.trace import Variant, VariantSettings
 from gpusim.report.figures.theme import SYMBOLS
 from gpusim.units import format_bytes, format_ns
+from tests.support.helpers import kernel
+from tests.support.memory_steps import SIZE, chain_step, op_of
 from tests.support.pages import (
     answer,
     commanded,
@@ -45,6 +49,31 @@ def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     widget(app.number_input, "Budget, MiB").set_value(100).run()
     assert not app.exception
     assert "no plan keeps 100 MiB; the smallest budget that works" in errors(app)[0]
+
+
+def test_plan_with_variants_is_drawn_with_their_kernels() -> None:
+    """The variant of b1 launches two kernels, the captured op one."""
+    from gpusim_dashboard.shelf import shelf
+
+    trace = chain_step(3, target="aten.convolution.default")
+    ops = list(trace.ops)
+    index = op_of(trace, "b1")
+    variant = Variant(
+        name="small",
+        settings=VariantSettings(deterministic=True),
+        kernels=(kernel(111_111), kernel(222_222)),
+        workspace_bytes=0,
+    )
+    ops[index] = msgspec.structs.replace(ops[index], workspace_bytes=SIZE, variants=(variant,))
+    trace = msgspec.structs.replace(trace, ops=tuple(ops))
+    content = shelf().put("chain.json", msgspec.json.encode(trace))
+    app = page("memory-plans", trace=f"upload-{content[:32]}")
+    widget(app.selectbox, "Plan shown").set_value("vdnn_all_m").run()
+    assert not app.exception
+    assert not errors(app)
+    _, timeline = [each.proto.spec for each in app.get("plotly_chart")][-2:]
+    assert "k111111" in timeline
+    assert "k222222" in timeline
 
 
 def test_memory_peak_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
