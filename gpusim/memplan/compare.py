@@ -81,6 +81,15 @@ class MemoryComparison:
         memory_policy_by_name(policy)
         raise PlanError(f"memory policy '{policy}' was not asked for")
 
+    @property
+    def without_plan(self) -> dict[str, list[str]]:
+        """Names of the policies without a plan, by the reason."""
+        policies: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.outcome is None:
+                policies.setdefault(row.problem.removeprefix(f"{row.policy}: "), []).append(row.policy)
+        return policies
+
     def plan(self, policy: str = LEAST_TIME) -> MemoryPlan:
         """Return the plan of a policy, with its predictions. Raises `PlanError` where it has none."""
         row = self.row(policy)

@@ -132,11 +132,7 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
         table.add_row(*_cells(comparison, row, keep_all))
     out.print(f"Memory of {graph.trace.name} on {graph.hardware.label}, {format_bytes(comparison.capacity_bytes)}")
     print_table(out, table, drop=("again", "copies wait", "pinned", "back", "of keep_all"), fold=("",))
-    without: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        if row.outcome is None:
-            without.setdefault(row.problem.removeprefix(f"{row.policy}: "), []).append(row.policy)
-    for problem, policies in without.items():
+    for problem, policies in comparison.without_plan.items():
         out.print(f"{', '.join(policies)}: {problem}")
     others = [(row.policy, row.outcome) for row in comparison.rows if row.outcome and row.outcome.plan.has_variants]
     if others:
