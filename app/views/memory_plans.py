@@ -120,8 +120,8 @@ if row_shown is not None and row_shown.outcome is not None:
     timeline = recorded(choice.content, choice.hardware.name, hash(plan), plan, step)
     ran = step.graph.choosing(plan.variants).trace
     view.show(timeline_figure(timeline, ran, step.hardware, title=f"Timeline of {title}", look=look), "plan")
-for problem, policies in comparison.without_plan.items():
-    st.text(view.option(f"{', '.join(policies)}: {problem}"))
+for reason, policies in comparison.without_plan.items():
+    st.text(view.option(f"{', '.join(policies)}: {reason}"))
 sizes = [f"{name.replace('_', ' ')} **{format_bytes(size)}**" for name, size in category_bytes(keep_all).items()]
 st.markdown(
     "At the peak of the step that keeps all: " + ", ".join(size.replace(" ", "\N{NO-BREAK SPACE}") for size in sizes)
