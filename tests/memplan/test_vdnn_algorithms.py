@@ -201,6 +201,12 @@ def test_without_workspaces_of_variants_there_is_no_memory_optimal(
     assert plan_of(trace, "vdnn_dyn", keep_all - 0.5) == plan_of(trace, "vdnn_conv")
 
 
+def test_step_without_convolutions_is_told_no_capture_that_would_not_help() -> None:
+    comparison = compare_policies(graph_of(chain_step(4)), policies=["vdnn_all_m", "vdnn_conv_m"])
+    assert list(comparison.without_plan.values()) == [["vdnn_all_m", "vdnn_conv_m"]]
+    assert list(comparison.without_plan) == ["the step has no convolution, whose algorithms could be chosen"]
+
+
 def test_bounds_and_snapshot_know_that_a_plan_runs_variants() -> None:
     """b3 takes x, g3, a2, g2 and its workspace of 3 tensors as captured: a bound that a plan with variants may pass."""
     trace = step()

@@ -39,7 +39,7 @@ from gpusim.trace.merging import merge_in, mergeable
 ITERATIONS = 7
 #: Head start of the host in an iteration, in spin cycles per call: a call takes about 10 to 100 us of host time.
 SPIN_CYCLES_PER_CALL = 200_000
-#: Most variants kept per op, fastest first.
+#: Most variants kept per op, fastest first; that of least workspace may be one more.
 MAX_VARIANTS = 4
 #: Most fused variants kept per op.
 MAX_COVERING = 3

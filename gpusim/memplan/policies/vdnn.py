@@ -53,12 +53,12 @@ def vdnn_conv(setting: Setting) -> MemoryPlan:
 
 
 def vdnn_all_m(setting: Setting) -> MemoryPlan:
-    """`vdnn_all` with memory-optimal algorithms. Raises `PlanError` where no workspaces of variants are known."""
+    """`vdnn_all` with memory-optimal algorithms. Raises `PlanError` without convolutions or workspaces of variants."""
     return replace(vdnn_all(setting), variants=_memory_optimal(_known_choices(setting)))
 
 
 def vdnn_conv_m(setting: Setting) -> MemoryPlan:
-    """`vdnn_conv` with memory-optimal algorithms. Raises `PlanError` where no workspaces of variants are known."""
+    """`vdnn_conv` with memory-optimal algorithms. Raises `PlanError` without convolutions or workspaces of variants."""
     return replace(vdnn_conv(setting), variants=_memory_optimal(_known_choices(setting)))
 
 
@@ -116,6 +116,8 @@ def _choices(setting: Setting) -> list[list[_Algorithm]]:
 
 def _known_choices(setting: Setting) -> list[list[_Algorithm]]:
     of_op = _choices(setting)
+    if not any(kind_of(op.target) == "conv" for op in setting.graph.trace.ops):
+        raise PlanError("the step has no convolution, whose algorithms could be chosen")
     if not any(of_op):
         raise PlanError(f"no convolution has a variant whose workspace is known; {CAPTURE_VARIANTS}")
     return of_op
