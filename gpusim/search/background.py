@@ -22,7 +22,7 @@ from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import GpusimError, WorkerError
 from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
-from gpusim.search.budget import SEARCHED
+from gpusim.search.budget import WITH_SEARCH
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored, Row
 from gpusim.search.interrupt import Cancelled
@@ -238,8 +238,8 @@ class _Search:
 
     def _add(self, row: Row) -> None:
         self._pipe.send(row)
-        # Searched rows come after the search: the rest is short, and its result is useful.
-        if row.policy not in SEARCHED:
+        # These rows come after the search: the rest is short, and its result is useful.
+        if row.policy not in WITH_SEARCH:
             self._interrupt()
 
     def _report(self, stage: str, share: float, best_ns: int) -> None:

@@ -23,6 +23,10 @@ from gpusim.trace.merging import plain_variants
 #: Names of rows of searched schedules with variants, and with SM partitions.
 VARIANTS, PARTITIONS = "with variants", "with partitions"
 SEARCHED = (SEARCH, VARIANTS, PARTITIONS)
+#: Name of rows of policies' schedules for the variants that are fastest alone.
+POLICIES_WITH_VARIANTS = "policies with variants"
+#: Names of rows that come after the search. They are recommended if they lead all others clearly.
+WITH_SEARCH = (*SEARCHED, POLICIES_WITH_VARIANTS)
 #: Share of the budget for the search over list schedules; the rest refines the best schedules.
 LISTS_SHARE = 0.2
 #: Share of the budget before the searches with variants or partitions branch off. Each then gets an equal part of the

@@ -16,11 +16,11 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule, check_streams
 from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
-from gpusim.search.budget import NOTHING_FOUND, SEARCH, SEARCHED, Report, search_all
+from gpusim.search.budget import NOTHING_FOUND, POLICIES_WITH_VARIANTS, SEARCH, WITH_SEARCH, Report, search_all
 from gpusim.search.events import events_of
 from gpusim.search.explored import SEARCH_MARGIN, Explored, Row, conclude
 from gpusim.search.memory_actions import MEMORY_ACTIONS, Acting, search_memory_actions
-from gpusim.search.variants import PartitionsTried, tried_variants
+from gpusim.search.variants import PartitionsTried, policies_on_fastest, tried_variants
 from gpusim.units import format_bytes
 from gpusim.version import __version__
 
@@ -53,9 +53,10 @@ def explore(
     machine. Each part of the search ends with the batch that reaches its share of them, and always tries its seeds.
     Otherwise compilation at a first start counts as search, up to `COMPILING_SHARE` of the budget. Slow policies run
     only if named in `also`, in addition to the budget. `policies` names the only ones to run besides the sequential
-    one, slow or not. If the trace has variants, schedules with them are searched as well, and with `splits`,
-    schedules on these SM partitions. Schedules above `memory_limit_bytes` are not recommended; if policies exceed it,
-    schedules with memory actions are searched for `MEMORY_SHARE` of the budget. `on_row` gets each row when it is
+    one, slow or not. If the trace has variants, schedules with them are searched as well, and the same policies run on
+    those that are fastest alone; with `splits`, schedules on these SM partitions are searched, too. Schedules above
+    `memory_limit_bytes` are not recommended; if policies exceed it, schedules with memory actions are searched for
+    `MEMORY_SHARE` of the budget. `on_row` gets each row when it is
     found.
 
     For a step with more than `LARGE_STEP_OPS` ops, slower policies and the search are left out.
@@ -74,9 +75,9 @@ def explore(
     rows: list[Row] = []
     step_sync = StepSync.of(graph.trace, graph.preds, {})
 
-    def add(policy: str, used: int, schedule: Schedule) -> None:
+    def add(policy: str, used: int, schedule: Schedule, name: str = "") -> None:
         evaluated = evaluator.evaluate(schedule)
-        stamped = schedule.made(policy, made_by, evaluated.makespan_ns)
+        stamped = schedule.made(name or policy, made_by, evaluated.makespan_ns)
         speedup = sequential_ns / evaluated.makespan_ns
         events = events_of(graph, schedule, step_sync)
         rows.append(Row(policy, used, evaluated.makespan_ns, speedup, evaluated.peak_bytes, stamped, events=events))
@@ -85,6 +86,7 @@ def explore(
     bound = bounds(graph)
     large = len(graph) > LARGE_STEP_OPS
     left_out: list[str] = []
+    ran: list[str] = []
     for policy, make in POLICIES.items():
         if policies is None:
             wanted = not make.slow or policy in also
@@ -96,6 +98,7 @@ def explore(
             left_out.append(policy)
             continue
         report(f"policy {policy}", 0.0, min((row.makespan_ns for row in rows), default=sequential_ns))
+        ran.append(policy)
         for count in make.stream_counts((streams,) if large else stream_counts(streams)):
             add(policy, count, make(graph, count))
     limited = memory_limit_bytes is not None and any(row.peak_bytes > memory_limit_bytes for row in rows)
@@ -115,6 +118,9 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
+    if searched.variants is not None:
+        for schedule in policies_on_fastest(graph, streams, ran):
+            add(POLICIES_WITH_VARIANTS, schedule.stream_count, schedule, f"{schedule.policy} with variants")
     problem, simulated, interrupted = "", searched.evaluations, searched.interrupted
     if limited:
         assert memory_limit_bytes is not None
@@ -203,12 +209,13 @@ def choose(
     may_lose_cache: bool = False,
     less_known: bool = False,
 ) -> Row:
-    """Return the row to recommend: as rows are compared, the best policy, or a searched schedule far ahead of it.
+    """Return the row to recommend: as rows are compared, the best policy on captured kernels, or a schedule far ahead
+    of it that was searched or has variants.
 
     The sequential row stays if no gain exceeds the model's uncertainty.
     """
-    fastest = min(rows, key=lambda row: (row.policy in SEARCHED, row.compared_ns, row.streams))
-    searched = min((row for row in rows if row.policy in SEARCHED), key=lambda row: row.compared_ns, default=fastest)
+    fastest = min(rows, key=lambda row: (row.policy in WITH_SEARCH, row.compared_ns, row.streams))
+    searched = min((row for row in rows if row.policy in WITH_SEARCH), key=lambda row: row.compared_ns, default=fastest)
     if searched.compared_ns < fastest.compared_ns * (1 - SEARCH_MARGIN):
         fastest = searched
     _, more = hardware.uncertainty.margins(

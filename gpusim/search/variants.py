@@ -7,7 +7,7 @@ time; otherwise their gain would include that of a longer search.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusim.engine.evaluate import Evaluator
@@ -126,6 +126,15 @@ def search_variants(
     return dataclasses.replace(
         refined, evaluations=refined.evaluations + tried, interrupted=refined.interrupted or interrupted
     )
+
+
+def policies_on_fastest(graph: OpGraph, streams: int, policies: Collection[str]) -> Iterator[Schedule]:
+    """Yield the schedules of these policies for each op's fastest kernels, for each number of streams."""
+    choice = ranked_variants(graph, 0.0)
+    chosen = graph.choosing(choice)
+    for name in policies:
+        for count in POLICIES[name].stream_counts(stream_counts(streams)):
+            yield dataclasses.replace(POLICIES[name](chosen, count), variants=choice)
 
 
 def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:

@@ -1,7 +1,8 @@
-"""How fast the best of a few trials is where policies, the search, or both are tried (no arguments).
+"""How fast the best of a few trials is, by the schedules that may be tried (no arguments).
 
-The schedules tried in the fair comparison stand for what `explore` finds; those to try are chosen by `contenders`, of
-the policies' schedules, the search's, and all. Regret: the time of the fastest tried over that of the fastest of all.
+The schedules tried in the fair comparison stand for what `explore` finds; `contenders` chooses those to try. Before:
+policies and the search on captured kernels, and the search on chosen ones. Now: policies on chosen kernels, too. Alone:
+the search or the policies, on chosen kernels. Regret: the time of the fastest tried over that of the fastest of all.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 
 from gpusim.formats.results import newest_results, read_results
 from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import StepSync
-from gpusim.search.budget import SEARCH
+from gpusim.search.budget import POLICIES_WITH_VARIANTS, SEARCH, VARIANTS
 from gpusim.search.events import events_of
 from gpusim.search.explored import Row
 from gpusim.search.trial import contenders
@@ -25,6 +27,13 @@ from gpusim.validation.recipe import read_recipe
 from gpusim.validation.stages import predicted_path, trace_path
 
 COUNTS = (2, 4, 6, 8, 12)
+
+
+def _group(schedule: Schedule) -> str:
+    """Return the name that `explore` would give to the schedule's row."""
+    if not schedule.has_variants:
+        return schedule.policy
+    return VARIANTS if schedule.policy == SEARCH else POLICIES_WITH_VARIANTS
 
 
 def main() -> None:
@@ -47,16 +56,23 @@ def main() -> None:
             for number, time_ns in zip(numbers, tried_ns, strict=True):
                 schedule = chosen.schedules[number]
                 streams, events = schedule.stream_count, events_of(graph, schedule, step)
-                rows.append(Row(schedule.policy, streams, schedule.predicted_ns, 1.0, 0, schedule, events=events))
+                rows.append(Row(_group(schedule), streams, schedule.predicted_ns, 1.0, 0, schedule, events=events))
                 times_ns[id(rows[-1])] = time_ns
         fastest_ns = min(times_ns.values())
-        sources = {"search": [row for row in rows if row.policy == SEARCH], "both": rows}
-        sources["policies"] = [row for row in rows if row.policy != SEARCH]
+        before = [row for row in rows if row.policy != POLICIES_WITH_VARIANTS]
+        search = [row for row in rows if row.policy == VARIANTS]
+        policies = [row for row in rows if row.policy == POLICIES_WITH_VARIANTS]
+        sources = {"before": before, "now": rows, "search alone": search, "policies alone": policies}
         for name, of_source in sources.items():
             for count in COUNTS:
                 tried = contenders(SimpleNamespace(allowed=of_source), count)
                 loss = min(times_ns[id(row)] for row in tried) / fastest_ns - 1
                 losses.setdefault((name, count), []).append(loss)
+        captured_ns = min(row.compared_ns for row in before if row.policy != VARIANTS and row.policy != SEARCH)
+        best_ns = min(row.compared_ns for row in rows)
+        fastest = min(rows, key=lambda row: times_ns[id(row)])
+        print(f"policies on captured kernels {captured_ns / best_ns - 1:.1%}", end=", ")
+        print(f"the fastest {fastest.compared_ns / best_ns - 1:.1%} slower than the best by prediction")
         print(trace.name, {name: f"{losses[name, 8][-1]:.2%}" for name in sources})
     for (name, count), each in losses.items():
         print(f"{name}, {count} trials: mean {statistics.mean(each):.2%}, largest {max(each):.2%}, {len(each)} steps")

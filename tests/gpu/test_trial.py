@@ -21,7 +21,7 @@ from gpusim.gpu.replay import replay as replay_module
 from gpusim.gpu.trial import try_best
 from gpusim.plan.schedule import Schedule
 from gpusim.report.trial_table import print_trial, trial_document
-from gpusim.search.budget import SEARCH, VARIANTS
+from gpusim.search.budget import POLICIES_WITH_VARIANTS, SEARCH, VARIANTS
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored, Row
 from gpusim.search.trial import contenders
@@ -116,7 +116,36 @@ def test_few_contenders_have_the_best_of_the_search_and_of_the_policies_among_th
     several = dataclasses.replace(explored, rows=(*policies, *found))
     for count, less in ((4, (4, 3, 1, 0)), (3, (4, 1, 0)), (2, (4, 1)), (1, (4,))):
         assert [row.makespan_ns for row in contenders(several, count)] == [best_ns - 10 * each for each in less]
-    assert sum(row.policy in (SEARCH, VARIANTS) for row in contenders(several, 5)) == 3, "the policies' turn"
+
+
+def test_schedules_that_are_unlikely_to_be_the_fastest_are_tried_last(explored: Explored) -> None:
+    """Each kind within reach takes its turn: searches, policies, and policies on other kernels, of each the best."""
+    searched = explored.best_of(SEARCH)
+    wanted = (
+        (VARIANTS, "with variants", 4, 1000),
+        (VARIANTS, "with variants", 8, 1001),
+        (POLICIES_WITH_VARIANTS, "critical_path with variants", 4, 1020),
+        (POLICIES_WITH_VARIANTS, "critical_path with variants", 8, 1021),
+        (POLICIES_WITH_VARIANTS, "trtllm with variants", 4, 1030),
+        (SEARCH, "search", 4, 1200),
+        ("critical_path", "critical_path", 4, 1300),
+    )
+    rows = tuple(
+        dataclasses.replace(
+            searched,
+            policy=policy,
+            streams=streams,
+            makespan_ns=1000 * us,
+            events=0,
+            schedule=searched.schedule.made(name, "test"),
+        )
+        for policy, name, streams, us in wanted
+    )
+    several = dataclasses.replace(explored, rows=rows)
+    order = ([1000], [1000, 1020], [1000, 1001, 1020], [1000, 1001, 1020, 1030], [1000, 1001, 1020, 1030, 1200])
+    for count, times_us in enumerate(order, 1):
+        assert [row.makespan_ns // 1000 for row in contenders(several, count)] == times_us
+    assert len(contenders(several)) == 6, "one schedule of a policy"
 
 
 def test_fastest_in_the_trial_becomes_the_result_with_its_own_numbers(explored: Explored, play: Play) -> None:

@@ -5,8 +5,10 @@ so far.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 from gpusim.bounds.bounds import Bounds
 from gpusim.engine.compiled.warm import COMPILING
 from gpusim.errors import OptionError
-from gpusim.formats.trace import Trace
+from gpusim.formats.trace import Op, Trace, Variant, VariantSettings
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search import explore as exploring
 from gpusim.search import priorities as local
+from gpusim.search.budget import POLICIES_WITH_VARIANTS
 from gpusim.search.explore import choose, explore
 from gpusim.search.explored import SEARCH_MARGIN, Explored
 from gpusim.search.priorities import BATCH, SHARES, Found, local_search
@@ -302,3 +305,30 @@ def test_stream_count_out_of_range_is_refused(streams: int) -> None:
 @pytest.mark.parametrize(("limit", "counts"), [(1, (1,)), (2, (2,)), (5, (2, 3, 4, 5)), (8, (2, 3, 4, 6, 8))])
 def test_stream_counts_tried_end_with_the_limit(limit: int, counts: tuple[int, ...]) -> None:
     assert stream_counts(limit) == counts
+
+
+def test_policies_run_on_the_variants_that_are_fastest_alone_too() -> None:
+    """Their rows say which policy; they are recommended by a clear lead over captured kernels alone."""
+    trace = wide_trace(eager_ns=400_000, graph_ns=130_000)
+    ops = tuple(
+        msgspec.structs.replace(each, variants=(variant(each, "slow", 3), variant(each, "fast", 4)))
+        for each in trace.ops
+    )
+    explored = run(msgspec.structs.replace(trace, ops=ops), policies=("wavefront", "critical_path"))
+    rows = [row for row in explored.rows if row.policy == POLICIES_WITH_VARIANTS]
+    assert {row.schedule.policy for row in rows} == {
+        f"{name} with variants" for name in ("sequential", "wavefront", "critical_path")
+    }
+    assert all(set(row.schedule.variants) == {2} for row in rows)
+    fastest = min(rows, key=lambda row: row.compared_ns)
+    captured = [row for row in explored.rows if row.policy in POLICIES]
+    ahead = replace(fastest, makespan_ns=1000)
+    near = replace(fastest, makespan_ns=min(row.makespan_ns for row in captured) - 1, events=0)
+    assert choose([*captured, ahead], make_hardware(), explored.sequential_ns) is ahead
+    assert choose([*captured, near], make_hardware(), explored.sequential_ns) in captured
+
+
+def variant(captured: Op, name: str, divisor: int) -> Variant:
+    """Return a variant of an op with kernels of 2 / `divisor` of the time."""
+    kernels = (msgspec.structs.replace(k, dur_ns=2 * k.dur_ns // divisor) for k in captured.kernels)
+    return Variant(name=name, settings=VariantSettings(benchmark=True), kernels=tuple(kernels))
