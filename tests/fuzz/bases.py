@@ -21,6 +21,7 @@ from gpusim.formats.schedule import Partition
 from gpusim.formats.sweep import Sweep
 from gpusim.formats.trace import Counters, Timing, Trace, Variant, VariantSettings
 from gpusim.io.resources import resource_dir
+from gpusim.memplan.compare import compare_policies
 from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.snapshot import snapshot_document
@@ -79,6 +80,23 @@ def _rich_trace() -> Trace:
 def training_trace() -> Document:
     """A step with memory to plan for."""
     return plain(chain_step(3))  # type: ignore[no-any-return]
+
+
+@functools.cache
+def memory_plans() -> tuple[tuple[Document, Document], ...]:
+    """Return memory plans with their traces: copies, barriers and variants; recomputation; an order, streams."""
+    trace = chain_step(3, target="aten.convolution.default")
+    variants = tuple(
+        Variant(name=name, settings=VariantSettings(cudnn=False), kernels=(kernel(5000),), workspace_bytes=n)
+        for n, name in enumerate(("native", "other"))
+    )
+    ops = tuple(msgspec.structs.replace(o, variants=variants, workspace_bytes=1 << 20) for o in trace.ops)
+    trace = msgspec.structs.replace(trace, ops=ops)
+    names = ("vdnn_all_m", "torch_budget", "least_time", "olla")
+    comparison = compare_policies(graph_of(trace), policies=names)
+    plans = [comparison.plan(name) for name in names]
+    plans.append(replace(plans[-1], op_streams=tuple(n % 2 for n in range(len(ops)))))
+    return tuple((plain(trace), plain(plan.to_document(trace))) for plan in plans)
 
 
 @functools.cache

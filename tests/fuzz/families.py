@@ -110,6 +110,21 @@ def schedule_case(rng: random.Random) -> Case:
     return Case("schedule", argv, {"trace.json": to_json(trace), name: data}, (name,), outputs, what)
 
 
+def memory_plan_case(rng: random.Random) -> Case:
+    trace, plan = rng.choice(bases.memory_plans())
+    data, what = _changed(plan, rng.choice(bases.memory_plans())[1], rng)
+    name, data = _named("plan", data, rng)
+    argv, outputs = rng.choice(
+        (
+            (("simulate", "trace.json", "--schedule", name, "--json"), ()),
+            (("simulate", "trace.json", "--schedule", name, "--engine", "reference", "--json"), ()),
+            (("simulate", "trace.json", "--schedule", name, "--perfetto", "out.json"), ("out.json",)),
+            (("export", "trace.json", "--schedule", name, "--table", "out.csv"), ("out.csv",)),
+        )
+    )
+    return Case("memory plan", argv, {"trace.json": to_json(trace), name: data}, (name,), outputs, what)
+
+
 def hardware_case(rng: random.Random) -> Case:
     model = rng.choice(bases.hardware())
     data, what = _changed(model, rng.choice(bases.hardware()), rng)
@@ -377,6 +392,7 @@ def _parameters(name: str) -> list[click.Parameter]:
 FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "trace": trace_case,
     "schedule": schedule_case,
+    "memory plan": memory_plan_case,
     "hardware": hardware_case,
     "measurement": measurement_case,
     "timeline": timeline_case,
@@ -400,8 +416,8 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
 }
 #: Relative frequency of each family.
 SHARES: dict[str, int] = {
-    "trace": 40, "schedule": 10, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2, "pairs": 1,
-    "rules": 1, "replayed": 1,
+    "trace": 40, "schedule": 10, "memory plan": 6, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2,
+    "pairs": 1, "rules": 1, "replayed": 1,
     "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25, "snapshot": 4,
 }  # fmt: skip
 

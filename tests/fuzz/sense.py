@@ -154,8 +154,10 @@ def step_problem(case: Case) -> str:
 
     Both engines agree; no schedule beats a bound or its longest kernel; one stream takes the sum of its kernels.
     """
+    from gpusim.analysis.simulation import simulate_plan
     from gpusim.bounds.bounds import bounds
     from gpusim.engine.base import engine_by_name
+    from gpusim.memplan.plan import read_memory_plan
     from gpusim.plan.lower import lower
     from gpusim.plan.schedule import read_schedule
     from gpusim.policies.registry import POLICIES
@@ -170,11 +172,14 @@ def step_problem(case: Case) -> str:
     mode: Any = option("--launch") or "graph"
     alone = POLICIES["sequential"](graph, 1)
     sequential = lower(graph, alone)
-    if file := option("--schedule"):
-        schedule = read_schedule(Path(file), graph)
+    file = option("--schedule")
+    if file and case.family == "memory plan":
+        simulated = simulate_plan(graph, read_memory_plan(Path(file), graph.trace))
+        plan, chosen = simulated.timeline.plan, simulated.ran
     else:
-        schedule = POLICIES[option("--policy") or "critical_path"](graph, 4)
-    plan, chosen = lower(graph, schedule, mode), graph.choosing(schedule.variants)
+        policy = POLICIES[option("--policy") or "critical_path"]
+        schedule = read_schedule(Path(file), graph) if file else policy(graph, 4)
+        plan, chosen = lower(graph, schedule, mode), graph.choosing(schedule.variants)
     fast, reference = engine_by_name("fast"), engine_by_name("reference")
     for name, each in (("sequential", sequential), ("schedule", plan)):
         one, other = fast.run(each, graph.hardware), reference.run(each, graph.hardware)
