@@ -17,7 +17,12 @@ def trial_document(trial: Trial) -> dict[str, Any]:
     """Return the part `measured` of `explore --measure --json`."""
     return {
         "tried": [
-            {"policy": row.policy, "streams": row.streams, "predicted_ns": row.makespan_ns, "measured_ns": time_ns}
+            {
+                "policy": row.schedule.policy,
+                "streams": row.streams,
+                "predicted_ns": row.makespan_ns,
+                "measured_ns": time_ns,
+            }
             for row, time_ns in zip(trial.rows, trial.times_ns, strict=True)
         ],
         "best": {"policy": trial.best.policy, "streams": trial.best.streams},
@@ -33,7 +38,9 @@ def print_trial(trial: Trial, trace: Trace) -> None:
         table.add_column(column, justify="left" if column == "tried on the GPU" else "right")
     for row, time_ns in zip(trial.rows, trial.times_ns, strict=True):
         style = "bold green" if row is trial.fastest else None
-        table.add_row(row.policy, str(row.streams), format_ns(row.makespan_ns), format_ns(time_ns), style=style)
+        table.add_row(
+            row.schedule.policy, str(row.streams), format_ns(row.makespan_ns), format_ns(time_ns), style=style
+        )
     out.print()
     print_table(out, table)
     measurement = trial.measurement
