@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 import random
@@ -16,39 +15,10 @@ import click
 
 from tests.fuzz import bases
 from tests.fuzz.cases import Case
-from tests.fuzz.mutate import change, change_bytes, to_json, to_toml
+from tests.fuzz.mutate import change_bytes, changed, named, to_json, to_toml
 from tests.fuzz.operators import arguments_case, operators_case
 from tests.fuzz.profiles import profiles_case
 from tests.fuzz.values import NUMBERS, TEXTS, Raw, text
-
-#: Shares of cases whose file is mutated as bytes only, and both as values and bytes.
-BYTES, BOTH = 0.2, 0.05
-ZIPPED = 0.15
-
-
-def _changed(
-    document: Any, other: Any, rng: random.Random, encode: Callable[[Any], bytes] = to_json
-) -> tuple[bytes, str]:
-    """Return the bytes of a document with 1 to 4 changes, and their description."""
-    said: list[str] = []
-    draw = rng.random()
-    document = bases.fresh(document)
-    if draw >= BYTES - BOTH:
-        for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
-            said.append(change(document, other, rng))
-    data = encode(document)
-    if draw < BYTES:
-        data, how = change_bytes(data, "", rng)
-        said.append(how)
-    return data, "; ".join(said)
-
-
-def _named(stem: str, data: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """Name the file; some are compressed, and some have a misleading name."""
-    draw = rng.random()
-    if draw < ZIPPED:
-        return f"{stem}.json.gz", gzip.compress(data, 1)
-    return (f"{stem}.json.gz", data) if draw < ZIPPED + 0.01 else (f"{stem}.json", data)
 
 
 def _commands_on_a_trace(name: str, rng: random.Random) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -83,16 +53,16 @@ def _commands_on_a_trace(name: str, rng: random.Random) -> tuple[tuple[str, ...]
 
 
 def trace_case(rng: random.Random) -> Case:
-    data, what = _changed(rng.choice(bases.traces()), rng.choice(bases.traces()), rng)
-    name, data = _named("trace", data, rng)
+    data, what = changed(rng.choice(bases.traces()), rng.choice(bases.traces()), rng)
+    name, data = named("trace", data, rng)
     argv, outputs = _commands_on_a_trace(name, rng)
     return Case("trace", argv, {name: data}, (name,), outputs, what)
 
 
 def schedule_case(rng: random.Random) -> Case:
     trace, schedule = rng.choice(bases.schedules())
-    data, what = _changed(schedule, rng.choice(bases.schedules())[1], rng)
-    name, data = _named("schedule", data, rng)
+    data, what = changed(schedule, rng.choice(bases.schedules())[1], rng)
+    name, data = named("schedule", data, rng)
     argv, outputs = rng.choice(
         (
             (("simulate", "trace.json", "--schedule", name, "--json"), ()),
@@ -104,7 +74,7 @@ def schedule_case(rng: random.Random) -> Case:
     )
     if argv[0] == "replay":  # synthetic operators are refused before the schedule is read
         trace, schedule = rng.choice(bases.schedules()[-6:])
-        data, what = _changed(schedule, rng.choice(bases.schedules())[1], rng)
+        data, what = changed(schedule, rng.choice(bases.schedules())[1], rng)
         name, data = "schedule.json", data
         argv = (*argv[:-1], name)
     return Case("schedule", argv, {"trace.json": to_json(trace), name: data}, (name,), outputs, what)
@@ -112,8 +82,8 @@ def schedule_case(rng: random.Random) -> Case:
 
 def memory_plan_case(rng: random.Random) -> Case:
     trace, plan = rng.choice(bases.memory_plans())
-    data, what = _changed(plan, rng.choice(bases.memory_plans())[1], rng)
-    name, data = _named("plan", data, rng)
+    data, what = changed(plan, rng.choice(bases.memory_plans())[1], rng)
+    name, data = named("plan", data, rng)
     argv, outputs = rng.choice(
         (
             (("simulate", "trace.json", "--schedule", name, "--json"), ()),
@@ -127,7 +97,7 @@ def memory_plan_case(rng: random.Random) -> Case:
 
 def hardware_case(rng: random.Random) -> Case:
     model = rng.choice(bases.hardware())
-    data, what = _changed(model, rng.choice(bases.hardware()), rng)
+    data, what = changed(model, rng.choice(bases.hardware()), rng)
     argv, outputs = rng.choice(
         (
             (("simulate", "trace.json", "--hw", "hw.json", "--json"), ()),
@@ -148,18 +118,18 @@ def hardware_case(rng: random.Random) -> Case:
 
 def measurement_case(rng: random.Random) -> Case:
     trace, measurement = rng.choice(bases.measurements())
-    data, what = _changed(measurement, rng.choice(bases.measurements())[1], rng)
+    data, what = changed(measurement, rng.choice(bases.measurements())[1], rng)
     return _measured_case("measurement", trace, data, what, rng)
 
 
 def timeline_case(rng: random.Random) -> Case:
     trace, timeline = rng.choice(bases.timelines())
-    data, what = _changed(timeline, rng.choice(bases.timelines())[1], rng)
+    data, what = changed(timeline, rng.choice(bases.timelines())[1], rng)
     return _measured_case("timeline", trace, data, what, rng)
 
 
 def _measured_case(family: str, trace: Any, data: bytes, what: str, rng: random.Random) -> Case:
-    name, data = _named("measured", data, rng)
+    name, data = named("measured", data, rng)
     files = {"trace.json": to_json(trace), name: data}
     if rng.random() < 0.3:
         argv = ("simulate", "trace.json", "--html", "out.html", "--measured", name)
@@ -171,10 +141,10 @@ def _document_case(
     family: str, stem: str, documents: Callable[[], tuple[Any, ...]], commands: tuple[tuple[str, ...], ...]
 ) -> Callable[..., Case]:
     def make(rng: random.Random) -> Case:
-        data, what = _changed(rng.choice(documents()), rng.choice(documents()), rng)
+        data, what = changed(rng.choice(documents()), rng.choice(documents()), rng)
         name = f"{stem}.json"
         if family == "replayed":
-            name, data = _named(stem, data, rng)
+            name, data = named(stem, data, rng)
         argv = tuple(name if word == "FILE" else word for word in rng.choice(commands))
         outputs = tuple(word for word in argv if word.startswith("out."))
         return Case(family, argv, {name: data}, (name,), outputs, what)
@@ -183,14 +153,14 @@ def _document_case(
 
 
 def recipe_case(rng: random.Random) -> Case:
-    data, what = _changed(rng.choice(bases.RECIPES), rng.choice(bases.RECIPES), rng, to_toml)
+    data, what = changed(rng.choice(bases.RECIPES), rng.choice(bases.RECIPES), rng, to_toml)
     files = {"recipe.toml": data, "trace.json": to_json(bases.traces()[-2])}
     # The trace, too: a recipe may request data that it lacks.
     return Case("recipe", ("validate", "recipe.toml", "-o", "."), files, ("recipe.toml", "trace.json"), (), what)
 
 
 def sweep_case(rng: random.Random) -> Case:
-    data, what = _changed(rng.choice(bases.SWEEPS), rng.choice(bases.SWEEPS), rng, to_toml)
+    data, what = changed(rng.choice(bases.SWEEPS), rng.choice(bases.SWEEPS), rng, to_toml)
     files = {"sweep.toml": data, "trace.json": to_json(bases.traces()[0])}
     words = ("sweep", "sweep.toml", "-o", "out.sqlite", *(("--json",) if rng.random() < 0.5 else ()))
     return Case("sweep", words, files, ("sweep.toml",), ("out.sqlite",), what)
@@ -278,7 +248,7 @@ def _to_pickle(document: Any) -> bytes:
 
 def snapshot_case(rng: random.Random) -> Case:
     """Make a memory snapshot of PyTorch, which is a pickle."""
-    data, what = _changed(bases.memory_snapshot(), bases.memory_snapshot(), rng, _to_pickle)
+    data, what = changed(bases.memory_snapshot(), bases.memory_snapshot(), rng, _to_pickle)
     words = ("memory", "trace.json", "--policy", "keep_all", "--measured", "run.pickle")
     argv, outputs = rng.choice((((*words, "--json"), ()), (words, ()), ((*words, "-o", "out.json"), ("out.json",))))
     files = {"trace.json": to_json(bases.training_trace()), "run.pickle": data}

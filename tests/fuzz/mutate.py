@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from tests.fuzz.bases import fresh
 from tests.fuzz.values import OPERATORS, Raw, anything, number, text
 from tests.support.bombs import repeated_gzip
 
@@ -17,6 +18,9 @@ Path = tuple[str | int, ...]
 #: Longest list that a mutation makes; longer ones are covered by the bombs.
 MANY = 20_000
 MIB = 2**20
+#: Shares of cases whose file is mutated as bytes only, and both as values and bytes.
+BYTES, BOTH = 0.2, 0.05
+ZIPPED = 0.15
 
 
 def paths(document: Any, prefix: Path = ()) -> list[Path]:
@@ -329,3 +333,31 @@ def bomb(piece: bytes, mib: int) -> bytes:
     """Return gzip of a trace's beginning and `mib` MiB of one piece in an operator's arguments."""
     head = b'{"schema":"gpusim-trace/1","ops":[{"name":"a","target":"b","args":['
     return repeated_gzip(head, piece * (MIB // len(piece)), mib, b"0]}]}")
+
+
+# --- Whole files ---
+
+
+def changed(
+    document: Any, other: Any, rng: random.Random, encode: Callable[[Any], bytes] = to_json
+) -> tuple[bytes, str]:
+    """Return the bytes of a document with 1 to 4 changes, and their description."""
+    said: list[str] = []
+    draw = rng.random()
+    document = fresh(document)
+    if draw >= BYTES - BOTH:
+        for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
+            said.append(change(document, other, rng))
+    data = encode(document)
+    if draw < BYTES:
+        data, how = change_bytes(data, "", rng)
+        said.append(how)
+    return data, "; ".join(said)
+
+
+def named(stem: str, data: bytes, rng: random.Random) -> tuple[str, bytes]:
+    """Name the file; some are compressed, and some have a misleading name."""
+    draw = rng.random()
+    if draw < ZIPPED:
+        return f"{stem}.json.gz", gzip.compress(data, 1)
+    return (f"{stem}.json.gz", data) if draw < ZIPPED + 0.01 else (f"{stem}.json", data)
