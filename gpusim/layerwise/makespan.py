@@ -71,6 +71,9 @@ def explain(lowered: Lowered, timeline: Timeline) -> Makespan:
         parts["compute"] += solo
         parts["slowed"] += end - start - solo
         reached = end
+    ran_ns = parts["compute"] + parts["slowed"]  # ends are whole ns, so kernels may seem shorter than alone
+    parts["compute"] = min(parts["compute"], ran_ns)
+    parts["slowed"] = ran_ns - parts["compute"]
     if timeline.makespan_ns > reached:  # the step ends with a collective
         last = max(range(len(tasks)), key=lambda index: timeline.end_ns[index])
         parts[_kind(lowered.purposes[last])] += timeline.makespan_ns - reached

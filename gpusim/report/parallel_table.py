@@ -163,7 +163,7 @@ def explanation(plan: PlanResult) -> list[str]:
     span = plan.makespan
     lines = [
         f"Simulated {format_ns(span.step_ns)}: kernels {format_ns(span.compute_ns)}, slowed by collectives "
-        f"{format_ns(max(0.0, span.slowed_ns))}, gaps {format_ns(span.gaps_ns)}, waiting for transfers "
+        f"{format_ns(span.slowed_ns)}, gaps {format_ns(span.gaps_ns)}, waiting for transfers "
         f"{format_ns(span.transfer_ns)}, for sums of gradients {format_ns(span.sync_ns)}."
     ]
     lines.append(
@@ -176,7 +176,7 @@ def explanation(plan: PlanResult) -> list[str]:
 def plan_parts_ns(plan: PlanResult) -> dict[str, float]:
     """Return the simulated time of a plan by `PARTS`, in ns."""
     span = plan.makespan
-    times = (span.compute_ns, max(0.0, span.slowed_ns), span.transfer_ns, span.sync_ns, span.gaps_ns)
+    times = (span.compute_ns, span.slowed_ns, span.transfer_ns, span.sync_ns, span.gaps_ns)
     return dict(zip(PARTS, times, strict=True))
 
 
