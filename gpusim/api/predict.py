@@ -194,7 +194,8 @@ def explain(
     from gpusim.analysis.explain import explain as run
 
     if resolve_plan(step, schedule) is not None:
-        raise OptionError("a schedule with memory actions cannot be explained: its ideal has other tasks")
+        problem = "a schedule with memory actions cannot be explained: its ideal has other tasks"
+        raise OptionError(problem, argument="schedule", value=schedule)
     simulated = simulate(step, schedule, streams=streams, launch=launch, progress=progress)
     graph = simulated.ran
     return run(graph, simulated.timeline, graph.hardware)
