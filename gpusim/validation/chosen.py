@@ -29,8 +29,7 @@ from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace
 from gpusim.validation.fair import fair_schedules
 from gpusim.validation.neighbours import neighbour_schedules
-from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS, SEARCHES, WITHOUT_VARIANTS
-from gpusim.validation.stage_times import read_stage_times
+from gpusim.validation.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,7 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
     if recipe.neighbours:
         wanted = neighbour_schedules(graph, recipe)
     elif recipe.trials:
-        stage_times = read_stage_times(path, recipe) if MEASURED_IOS in recipe.policies else None
-        wanted = fair_schedules(graph, recipe, stage_times)
+        wanted = fair_schedules(graph, recipe, path)
     else:
         wanted = _asked_for(graph, explored, recipe)
     asked_for = [*wanted, *_by_lot(graph, recipe)]

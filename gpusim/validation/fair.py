@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from gpusim.defaults import SEARCH
 from gpusim.engine.evaluate import Evaluator
@@ -24,7 +25,7 @@ from gpusim.search.budget import SEARCHED
 from gpusim.search.events import compared_ns, events_of
 from gpusim.search.explore import explore
 from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS
-from gpusim.validation.stage_times import StageTimes, measured_ios
+from gpusim.validation.stage_times import measured_ios, read_stage_times, stage_times_path
 
 #: Numbers of streams of policies that take seconds a call.
 SLOW_COUNTS = (4, 8)
@@ -37,14 +38,12 @@ def kernels_of(schedule: Schedule) -> Kernels:
     return "chosen" if schedule.has_variants else "captured"
 
 
-def fair_schedules(
-    graph: OpGraph, recipe: Recipe, stage_times: StageTimes | None = None
-) -> Iterator[tuple[str, Schedule]]:
+def fair_schedules(graph: OpGraph, recipe: Recipe, path: Path | None = None) -> Iterator[tuple[str, Schedule]]:
     """Yield the `recipe.trials` schedules compared best of each policy and of the search, on both choices of kernels.
 
     `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all. `MEASURED_IOS` has
     schedules on captured kernels, whose stages were measured, and those with merged convolutions in place of chosen
-    kernels.
+    kernels. `path` is the file of the trace: next to it are the latencies of these stages.
     """
     choices: list[tuple[int, ...]] = [()]
     if graph.variants:
@@ -54,7 +53,7 @@ def fair_schedules(
         planned_on = dataclasses.replace(graph.choosing(variants), variants=())
         for policy in recipe.policies:
             if policy == MEASURED_IOS:
-                made = _by_stage_times(graph, recipe, stage_times, merging=bool(variants))
+                made = _by_stage_times(graph, recipe, path, merging=bool(variants))
             else:
                 planned = _planned(planned_on, policy, recipe) if policy != FASTEST_KERNELS or variants else []
                 made = [dataclasses.replace(each, variants=variants) for each in planned]
@@ -93,11 +92,12 @@ def _planned(graph: OpGraph, name: str, recipe: Recipe) -> list[Schedule]:
     return [policy(graph, count) for count in policy.stream_counts(counts)]
 
 
-def _by_stage_times(graph: OpGraph, recipe: Recipe, stage_times: StageTimes | None, *, merging: bool) -> list[Schedule]:
-    """Return the schedules of IOS by measured stage latencies, with merged convolutions or without; none unmeasured."""
-    if stage_times is None:
+def _by_stage_times(graph: OpGraph, recipe: Recipe, path: Path | None, *, merging: bool) -> list[Schedule]:
+    """Return the schedules of IOS by measured stage latencies, with merged convolutions or without."""
+    if path is None:
         return []
-    made = [measured_ios(graph, count, stage_times, merging=merging) for count in slow_counts(recipe.streams)]
+    times, file = read_stage_times(path, recipe), str(stage_times_path(path, recipe))
+    made = [measured_ios(graph, count, times, file, merging=merging) for count in slow_counts(recipe.streams)]
     return [each for each in made if each.has_variants == merging]
 
 

@@ -23,8 +23,10 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Task
 from gpusim.policies.ios import MAX_GROUPS, ios, ios_stages
 from gpusim.policies.shared.ios_blocks import units_of
+from gpusim.text import shortened
 from gpusim.trace.merging import CONVOLUTION, merge_in
 from gpusim.trace.store import read_trace, trace_sha256
+from gpusim.units import counted
 from gpusim.version import code_version
 
 SCHEMA: Final = "gpusim-stages/1"
@@ -132,10 +134,10 @@ def read_stage_times(path: Path, recipe: Recipe) -> StageTimes:
     return times
 
 
-def measured_ios(graph: OpGraph, streams: int, times: StageTimes, *, merging: bool = False) -> Schedule:
+def measured_ios(graph: OpGraph, streams: int, times: StageTimes, file: str, *, merging: bool = False) -> Schedule:
     """Return the schedule of IOS by measured latencies, with `merging` of the faster of both ways to run a stage.
 
-    Raises `RecipeError` for a stage that was not measured.
+    `file` has the latencies. Raises `RecipeError` for a stage that it lacks.
     """
     merges: dict[Stage, tuple[int, int]] = {}
     times_ns = {each.groups: each.time_ns for each in times.stages}
@@ -147,7 +149,8 @@ def measured_ios(graph: OpGraph, streams: int, times: StageTimes, *, merging: bo
     def cost(groups: Sequence[Sequence[Task]], _: HardwareModel) -> float:
         stage = _ops_of(groups)
         if stage not in times_ns:
-            raise RecipeError(graph.trace.name, f"a stage of {len(stage)} groups was not measured")
+            problem = f"{counted(len(stage), 'group')} of {graph.trace.name} have no latency: {stage}"
+            raise RecipeError(file, shortened(problem), place="$.stages")
         return float(times_ns[stage])
 
     return ios(graph, streams, cost, merges)

@@ -122,9 +122,9 @@ def test_stage_runs_side_by_side_in_turn_or_merged_whichever_is_measured_to_be_f
     both = ((1,), (2,))
     times_ns = {stage: 1000 * sum(map(len, stage)) for stage in stages_to_measure(graph, (2,))}
     times = document({**times_ns, both: together_ns}, {both: merged_ns})
-    found = measured_ios(graph, 2, times, merging=True).check(graph)
+    found = measured_ios(graph, 2, times, "stages", merging=True).check(graph)
     assert (found.stream_count, found.variants) == (streams, variants)
-    without = measured_ios(graph, 2, times)
+    without = measured_ios(graph, 2, times, "stages")
     assert (without.stream_count, without.variants) == (2 if together_ns < 2000 else 1, ())
 
 
@@ -141,12 +141,12 @@ def test_stages_of_a_fork_are_its_ops_alone_in_chains_and_next_to_each_other() -
 def test_branches_share_a_stage_only_where_it_is_measured_to_be_faster(together_ns: int, streams: int) -> None:
     times_ns = {stage: 1000 * sum(map(len, stage)) for stage in stages_to_measure(FORK, (2,))}
     measured = {stage: together_ns if len(stage) > 1 else ns for stage, ns in times_ns.items()}
-    assert measured_ios(FORK, 2, document(measured)).stream_count == streams
+    assert measured_ios(FORK, 2, document(measured), "stages").stream_count == streams
 
 
 def test_a_stage_that_was_not_measured_is_refused() -> None:
-    with pytest.raises(RecipeError, match="was not measured"):
-        measured_ios(FORK, 2, document({}))
+    with pytest.raises(RecipeError, match=r"^t\.stages\.json\.gz: \$\.stages: .*have no latency"):
+        measured_ios(FORK, 2, document({}), "t.stages.json.gz")
 
 
 def test_latencies_come_back_and_those_of_another_trace_are_refused(
