@@ -77,7 +77,7 @@ def try_schedules(
         tried=(),
     )
     if is_file(file):
-        trials = _read(file, trials)
+        trials = read_trials(file, trials)
     known = {each.schedules for each in trials.tried}
     groups = [numbers for numbers in contenders_of(chosen.schedules) if numbers not in known]
 
@@ -99,7 +99,7 @@ def try_schedules(
     return [of_schedule[number] for number in range(len(chosen.schedules))]
 
 
-def _read(file: Path, new: Trials) -> Trials:
+def read_trials(file: Path, new: Trials) -> Trials:
     """Return the trials in a file, which must be of the predictions and the GPU of `new`. Raises `RecipeError`."""
     kept = read_document(file, Trials, SCHEMA, RecipeError)
     if kept.predictions_sha256 != new.predictions_sha256:

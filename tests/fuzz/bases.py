@@ -267,6 +267,12 @@ def rules() -> tuple[Document, ...]:
 
 
 @functools.cache
+def hyper_q() -> tuple[Document, ...]:
+    folder = Path(__file__).parents[1] / "data"
+    return (_shortened(json.loads(next(folder.glob("hyper_q_*.json")).read_bytes())),)
+
+
+@functools.cache
 def replayed() -> tuple[Document, ...]:
     made = {
         "trace": "tiny-infer-b1", "trace_hash": "0" * 32, "policy": "p", "order": [0, 1, 2], "stream_of": [0, 1, 0],

@@ -17,7 +17,16 @@ from tests.fuzz import bases
 from tests.fuzz.cases import Case
 from tests.fuzz.mutate import change_bytes, changed, named, to_json, to_toml
 from tests.fuzz.operators import arguments_case, operators_case
+from tests.fuzz.plans import memory_plan_case, parallel_plan_case, topology_case
 from tests.fuzz.profiles import profiles_case
+from tests.fuzz.stages import (
+    again_case,
+    memory_again_case,
+    memory_predictions_case,
+    predictions_case,
+    stage_times_case,
+    trials_case,
+)
 from tests.fuzz.values import NUMBERS, TEXTS, Raw, text
 
 
@@ -131,7 +140,10 @@ def timeline_case(rng: random.Random) -> Case:
 def _measured_case(family: str, trace: Any, data: bytes, what: str, rng: random.Random) -> Case:
     name, data = named("measured", data, rng)
     files = {"trace.json": to_json(trace), name: data}
-    if rng.random() < 0.3:
+    draw = rng.random()
+    if draw < 0.2:
+        return Case(family, ("@measured_upload", name), files, (name,), (), what)
+    if draw < 0.5:
         argv = ("simulate", "trace.json", "--html", "out.html", "--measured", name)
         return Case(family, argv, files, (name,), ("out.html",), what)
     return Case(family, ("@measured", name), files, (name,), (), what)
@@ -383,12 +395,24 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "arguments": arguments_case,
     "profiles": profiles_case,
     "snapshot": snapshot_case,
+    "hyper_q": _document_case("hyper_q", "hyper_q", bases.hyper_q, (("@hyper_q", "FILE"),)),
+    "topology": topology_case,
+    "parallel_plan": parallel_plan_case,
+    "memory_plan": memory_plan_case,
+    "predictions": predictions_case,
+    "memory_predictions": memory_predictions_case,
+    "stage_times": stage_times_case,
+    "trials": trials_case,
+    "again": again_case,
+    "memory_again": memory_again_case,
 }
 #: Relative frequency of each family.
 SHARES: dict[str, int] = {
     "trace": 40, "schedule": 10, "memory plan": 6, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2,
     "pairs": 1, "rules": 1, "replayed": 1,
     "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25, "snapshot": 4,
+    "hyper_q": 1, "topology": 4, "parallel_plan": 5, "memory_plan": 6, "predictions": 3, "memory_predictions": 3,
+    "stage_times": 2, "trials": 1, "again": 4, "memory_again": 4,
 }  # fmt: skip
 
 

@@ -23,6 +23,13 @@ def _measured(name: str, trace: str = "trace.json") -> None:
     parse_measured(Path(name).read_bytes(), name, load_trace(trace))
 
 
+def _measured_upload(name: str, trace: str = "trace.json") -> None:
+    from gpusim.report.measured import parse_measured_upload
+    from gpusim.trace.store import load_trace
+
+    parse_measured_upload(Path(name).read_bytes(), name, load_trace(trace))
+
+
 def _results(name: str) -> None:
     from gpusim.formats.results import read_results
     from gpusim.validation.tables import print_results
@@ -46,6 +53,49 @@ def _replayed(name: str) -> None:
     from gpusim.validation.replayed import read_replayed
 
     read_replayed(Path(name))
+
+
+def _hyper_q(name: str) -> None:
+    from gpusim.formats.hyper_q import read_hyper_q
+
+    read_hyper_q(Path(name))
+
+
+def _memory_plan(name: str, trace: str = "trace.json") -> None:
+    """Read a memory plan as `replay --memory-plan` does before it needs a GPU."""
+    from gpusim.api.predict import load_memory_plan
+    from gpusim.step import load
+
+    load_memory_plan(load(trace), name)
+
+
+def _predictions(name: str, trace: str = "trace.json") -> None:
+    """Read predictions as the stage `measure` does before it needs a GPU."""
+    from gpusim.plan.graph import OpGraph
+    from gpusim.trace.store import read_trace
+    from gpusim.validation.chosen import hardware_of
+    from gpusim.validation.predictions import read_predictions
+
+    step = read_trace(Path(trace))
+    read_predictions(Path(name), Path(trace)).chosen(OpGraph.build(step, hardware_of(step)), name)
+
+
+def _memory_predictions(name: str, trace: str = "trace.json") -> None:
+    """Read memory predictions as the stage `measure` does before it needs a GPU."""
+    from gpusim.memplan.plan import MemoryPlan
+    from gpusim.trace.store import read_trace
+    from gpusim.validation.memory_stages import read_memory_predictions
+
+    step = read_trace(Path(trace))
+    for each in read_memory_predictions(Path(name), Path(trace)).plans:
+        MemoryPlan.from_document(each.plan, step, name)
+
+
+def _trials(name: str) -> None:
+    from gpusim.validation.trials import read_trials
+    from tests.fuzz.stages import tried
+
+    read_trials(Path(name), tried())
 
 
 def _operators(name: str) -> None:
@@ -94,6 +144,12 @@ READERS: dict[str, Callable[..., None]] = {
     "@pairs": _pairs,
     "@rules": _rules,
     "@replayed": _replayed,
+    "@measured_upload": _measured_upload,
+    "@hyper_q": _hyper_q,
+    "@memory_plan": _memory_plan,
+    "@predictions": _predictions,
+    "@memory_predictions": _memory_predictions,
+    "@trials": _trials,
     "@operators": _operators,
     "@arguments": _arguments,
 }
