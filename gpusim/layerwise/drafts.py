@@ -60,7 +60,9 @@ def frozen_storages(trace: Trace) -> set[int]:
 
 
 def assign_backward(trace: Trace, drafts: Sequence[Draft]) -> None:
-    """Assign each backward op to a layer."""
+    """Assign each backward op to a layer, if there is any."""
+    if not drafts:
+        return
     by_weight = {trace.tensors[t].storage: number for number, draft in enumerate(drafts) for t in draft.weights}
     maker: dict[int, int] = {}
     by_path: dict[str, list[int]] = {}

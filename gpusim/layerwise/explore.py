@@ -157,12 +157,13 @@ def explore_plans(
 ) -> Parallel:
     """Compare plans of a captured step, whose batch is that of one GPU.
 
-    `given` has further plans, each a function of the layers of the whole batch. Raises `TopologyError`, `OptionError`.
+    `given` has further plans, each a function of the layers of the whole batch. Raises `TopologyError`, `TraceError`,
+    `OptionError`.
     """
     check_gpus(topology, gpus, topology_file)
     check_collective_sms(topology, step.graph.hardware, topology_file)
     report("layers", 0.0)
-    graph = layers_of(step.trace)
+    graph = layers_of(step.trace, step.file)
     problem = Problem(
         graph.for_gpus(gpus), gpus, topology, times or TraceTimes(step.graph, graph), step.graph.hardware, batch_norm
     )

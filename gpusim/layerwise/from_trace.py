@@ -8,12 +8,13 @@ whose weights or results they read, else to the last one with their module path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, TraceError
 from gpusim.formats.trace import Op, Trace
 from gpusim.layerwise import op_rules as rules
 from gpusim.layerwise.drafts import Draft, assign_backward, frozen_storages, tie
@@ -56,12 +57,17 @@ class _Value:
     """Whether the step computes no gradient of it."""
 
 
-def layers_of(trace: Trace) -> LayerGraph:
-    """Return the layer graph of a captured step. Raises `OptionError` for an imported one, which has no tensors."""
+def layers_of(trace: Trace, file: str = "") -> LayerGraph:
+    """Return the layer graph of a captured step; `file` is the trace's, for messages.
+
+    Raises `TraceError` for an imported step, which has no tensors, for one without layers, and for arguments of another
+    operator.
+    """
     if trace.provenance.imported_from is not None:
         kind = trace.provenance.imported_from.format
-        raise OptionError(f"'{trace.name}' was imported ({kind}) and has no tensors: layers need a captured step")
-    drafts = _Reader(trace).drafts
+        problem = f"was imported ({kind}) and has no tensors: layers need a captured step"
+        raise TraceError(file or trace.name, problem, place="$.provenance.imported_from")
+    drafts = _Reader(trace, file or trace.name).drafts
     assign_backward(trace, drafts)
     frozen = frozen_storages(trace)
     weights = weight_elements([{each for each in draft.regions if each[0] not in frozen} for draft in drafts])
@@ -84,7 +90,10 @@ def layers_of(trace: Trace) -> LayerGraph:
     )
     layers = share_concatenations(layers)
     graph = LayerGraph(trace.name, trace.model.batch, layers, trace.model.mode == "train", _notes(layers))
-    check_graph(graph)
+    try:
+        check_graph(graph)
+    except OptionError as cause:
+        raise TraceError(file or trace.name, cause.problem) from cause
     return graph
 
 
@@ -105,6 +114,16 @@ def _reason(name: str, error: Exception) -> str:
     return str(error) if isinstance(error, CannotRunError) else f"its {name} has arguments of another operator"
 
 
+@contextmanager
+def _naming(index: int, op: Op, file: str) -> Iterator[None]:
+    """Name the op whose arguments have no meaning. Raises `TraceError`."""
+    try:
+        yield
+    except _MALFORMED as cause:
+        problem = f"{shortened(visible(op.target))} has arguments of another operator"
+        raise TraceError(file, problem, place=f"$.ops[{index}]") from cause
+
+
 def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Name the layers without a rule."""
     without = [layer for layer in layers if not layer.splits]
@@ -119,7 +138,7 @@ def _notes(layers: Sequence[Layer]) -> tuple[str, ...]:
 class _Reader:
     """A pass over the forward ops that builds the layers."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, file: str) -> None:
         self.trace, self.batch = trace, trace.model.batch
         self.drafts: list[Draft] = []
         self.values: dict[int, _Value] = {}
@@ -129,7 +148,11 @@ class _Reader:
         self.added: set[int] = set()
         """Losses that are part of another one's sum."""
         self._names: Counter[str] = Counter()
-        channels_first = {t for op in trace.ops if op.phase == "forward" for t in takes_channels_first(trace, op)}
+        forward = [(index, op) for index, op in enumerate(trace.ops) if op.phase == "forward"]
+        channels_first = set[int]()
+        for index, op in forward:
+            with _naming(index, op, file):
+                channels_first.update(takes_channels_first(trace, op))
         for index, tensor in enumerate(trace.tensors):
             if tensor.role in ("input", "target"):
                 integers = tensor.dtype.startswith("int")
@@ -137,14 +160,9 @@ class _Reader:
                 self.values[index] = _Value(BATCH, frame)
         self._readers = Readers(trace)
         self._zeros = _lasting_zeros(trace)
-        for index, op in enumerate(trace.ops):
-            if op.phase != "forward":
-                continue
-            try:
+        for index, op in forward:
+            with _naming(index, op, file):
                 self._read(index, op)
-            except _MALFORMED as cause:
-                problem = f"{shortened(visible(op.target))} has arguments of another operator"
-                raise OptionError(f"{trace.name}: $.ops[{index}]: {problem}") from cause
         if self.drafts:
             self.drafts[-1].forward += self.pending
 

@@ -262,7 +262,7 @@ def _laid_out(operands: Operands, frame: Frame | None) -> tuple[LayerOp, ...]:
     """An operator on tensors as they were traced: its inputs are laid out for it, and its result is put in order."""
     op, name = operands.op, operands.name
     results = [number for number, each in enumerate(op.outputs) if each is not None]
-    taken = tensors_in(op.args) + tensors_in(op.kwargs)
+    taken = dict.fromkeys(tensors_in(op.args) + tensors_in(op.kwargs))
     in_place = any(tensor in op.writes for tensor in taken)
     if name not in LAID_OUT or frame is None or not results or (in_place and name not in ARITHMETIC) or op.random:
         raise CannotRunError(f"nothing runs its {name}")

@@ -28,6 +28,10 @@ class Rule:
     needs: tuple[Needs | None, ...] = ()
     channel_unit: int = 1
 
+    def __post_init__(self) -> None:
+        if self.channel_unit < 1:
+            raise ValueError("more groups than channels")
+
 
 def second_factor(op: Op, name: str) -> int | None:
     """Return the right factor of a product, or the weight of a convolution: each sample needs all of it."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, TraceError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.layerwise.batch import Data, make_data
 from gpusim.gpu.layerwise.dropout import dropped
@@ -121,7 +121,7 @@ def test_a_stride_of_zero_is_refused_with_its_place() -> None:
     args[3] = [0, 0]
     ops = list(trace.ops)
     ops[place] = msgspec.structs.replace(trace.ops[place], args=tuple(args))
-    with pytest.raises(OptionError, match=rf"\$.ops\[{place}\]: aten.convolution.default has arguments of another"):
+    with pytest.raises(TraceError, match=rf"\$.ops\[{place}\]: aten.convolution.default has arguments of another"):
         layers_of(msgspec.structs.replace(trace, ops=tuple(ops)))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from math import prod
+from typing import Any
 
 import msgspec
 import pytest
 
-from gpusim.errors import OptionError
+from gpusim.errors import TraceError
 from gpusim.formats.trace import ImportedFrom, Op, Tensor, Trace
 from gpusim.layerwise.frames import Frame, image, of_input, permuted, viewed
 from gpusim.layerwise.from_trace import layers_of
@@ -17,6 +18,7 @@ from gpusim.layerwise.layers import BATCH
 from gpusim.trace.store import bundled_traces, load_trace
 from gpusim.units import clause
 from tests.support.layer_networks import ROOT, tables
+from tests.support.memory_steps import chain_step
 
 NETWORKS = tables()
 
@@ -171,8 +173,34 @@ def test_an_imported_step_has_no_layers_and_says_why() -> None:
         concurrent_ns=0,
     )
     provenance = msgspec.structs.replace(trace.provenance, imported_from=source)
-    with pytest.raises(OptionError, match=r"imported .kineto. and has no tensors"):
-        layers_of(msgspec.structs.replace(trace, provenance=provenance))
+    with pytest.raises(TraceError, match=r"^t\.json: .*imported .kineto. and has no tensors"):
+        layers_of(msgspec.structs.replace(trace, provenance=provenance), "t.json")
+
+
+def test_more_groups_than_channels_are_refused_with_file_and_place() -> None:
+    trace = load_trace("squeezenet1_1-infer-b1")
+    place = next(index for index, op in enumerate(trace.ops) if op.target.startswith("aten.convolution"))
+    ops = list(trace.ops)
+    ops[place] = msgspec.structs.replace(ops[place], args=(*ops[place].args[:8], 10**8))
+    with pytest.raises(TraceError, match=rf"^t\.json: \$\.ops\[{place}\]: .* arguments of another operator"):
+        layers_of(msgspec.structs.replace(trace, ops=tuple(ops)), "t.json")
+
+
+def test_a_step_of_backward_ops_alone_has_no_layers_and_the_message_names_the_file() -> None:
+    trace = chain_step(1)
+    ops = tuple(op for op in trace.ops if op.phase == "backward")
+    with pytest.raises(TraceError, match=r"^t\.json: .*has no layers"):
+        layers_of(msgspec.structs.replace(trace, ops=ops), "t.json")
+
+
+@pytest.mark.parametrize("args", [(), ({"tensor": 0},), ({"tensor": 0}, 1.5)])
+def test_a_convolution_without_a_weight_is_refused_with_file_and_place(args: tuple[Any, ...]) -> None:
+    trace = load_trace("squeezenet1_1-infer-b1")
+    place = next(index for index, op in enumerate(trace.ops) if op.target.startswith("aten.convolution"))
+    ops = list(trace.ops)
+    ops[place] = msgspec.structs.replace(ops[place], args=args)
+    with pytest.raises(TraceError, match=rf"^t\.json: \$\.ops\[{place}\]: .* arguments of another operator"):
+        layers_of(msgspec.structs.replace(trace, ops=tuple(ops)), "t.json")
 
 
 def test_frames_follow_views_and_transposes() -> None:

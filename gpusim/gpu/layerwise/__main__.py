@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     on_gpus = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
     step = load(options.trace)
-    layers = layers_of(step.trace)
+    layers = layers_of(step.trace, step.file)
     if not layers.training or all(layer.kind != "loss" for layer in layers.layers):
         raise OptionError(f"'{step.trace.name}' is no training step with a loss: nothing to compare")
     graph = layers.for_gpus(gpus)
