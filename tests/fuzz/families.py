@@ -17,7 +17,7 @@ from tests.fuzz import bases
 from tests.fuzz.cases import Case
 from tests.fuzz.mutate import change_bytes, changed, named, to_json, to_toml
 from tests.fuzz.operators import arguments_case, operators_case
-from tests.fuzz.plans import memory_plan_case, parallel_plan_case, topology_case
+from tests.fuzz.plans import layers_case, memory_plan_case, parallel_plan_case, topology_case
 from tests.fuzz.profiles import profiles_case
 from tests.fuzz.stages import (
     again_case,
@@ -56,6 +56,17 @@ def _commands_on_a_trace(name: str, rng: random.Random) -> tuple[tuple[str, ...]
              ("out.sqlite", "out.csv")),
             (("replay", "--trace", name, "--policy", policy), ()),
             (("figure", "breakdown", name, "--html", "out.html"), ("out.html",)),
+            (("memory", name), ()),
+            (("memory", name, "--json"), ()),
+            (("memory", name, "--policy", "vdnn_all", "-o", "out.json", "--html", "out.html"),
+             ("out.json", "out.html")),
+            (("memory", name, "--policy", "keep_all", "--snapshot", "out.pickle"), ("out.pickle",)),
+            (("parallel", name, "--gpus", "2", "--json"), ()),
+            (("parallel", name, "--gpus", "2", "--hw", "a100-80gb"), ()),
+            (("transfer", name, "--hw", "h200,k40", "--evaluations", "2", "--json"), ()),
+            (("export", name, "--policy", policy, "--table", "out.csv"), ("out.csv",)),
+            (("export", name, "--policy", policy, "--python", "out.py"), ("out.py",)),
+            (("export", name, "--policy", policy, "--chakra", "out.et"), ("out.et",)),
             (("@upload", name), ()),
         )
     )  # fmt: skip
@@ -117,6 +128,9 @@ def hardware_case(rng: random.Random) -> Case:
             (("explain", "trace.json", "--hw", "hw.json"), ()),
             (("whatif", "trace.json", "--hw", "hw.json"), ()),
             (("hardware", "--compare", "hw.json", model["name"]), ()),
+            (("memory", "trace.json", "--hw", "hw.json", "--json"), ()),
+            (("parallel", "trace.json", "--gpus", "2", "--hw", "hw.json", "--json"), ()),
+            (("transfer", "trace.json", "--hw", "h200,hw.json", "--evaluations", "2", "--json"), ()),
             (("sweep", "--trace", "trace.json", "--hw", "hw.json", "--policy", "wavefront", "-o", "out.sqlite"),
             ("out.sqlite",)),
         )
@@ -396,6 +410,7 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "profiles": profiles_case,
     "snapshot": snapshot_case,
     "hyper_q": _document_case("hyper_q", "hyper_q", bases.hyper_q, (("@hyper_q", "FILE"),)),
+    "layers": layers_case,
     "topology": topology_case,
     "parallel_plan": parallel_plan_case,
     "memory_plan": memory_plan_case,
@@ -411,8 +426,8 @@ SHARES: dict[str, int] = {
     "trace": 40, "schedule": 10, "memory plan": 6, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2,
     "pairs": 1, "rules": 1, "replayed": 1,
     "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25, "snapshot": 4,
-    "hyper_q": 1, "topology": 4, "parallel_plan": 5, "memory_plan": 6, "predictions": 3, "memory_predictions": 3,
-    "stage_times": 2, "trials": 1, "again": 4, "memory_again": 4,
+    "hyper_q": 1, "layers": 6, "topology": 4, "parallel_plan": 5, "memory_plan": 6, "predictions": 3,
+    "memory_predictions": 3, "stage_times": 2, "trials": 1, "again": 4, "memory_again": 4,
 }  # fmt: skip
 
 

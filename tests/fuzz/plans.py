@@ -19,7 +19,7 @@ from gpusim.plan.graph import OpGraph
 from tests.fuzz import bases
 from tests.fuzz.bases import Document
 from tests.fuzz.cases import Case
-from tests.fuzz.mutate import changed, named, to_json
+from tests.fuzz.mutate import change, changed, named, to_json
 from tests.support.memory_steps import WITHOUT_VARIANTS
 
 GPUS = 4
@@ -34,6 +34,16 @@ def topologies() -> tuple[Document, ...]:
     link = h200["links"]["node"]
     two_nodes = h200 | {"nodes": 2, "gpus_per_node": 2, "links": {"node": link, "network": link}}
     return (h200, p100, two_nodes | {"curves": [curve for curve in h200["curves"] if curve["gpus"] <= 2]})
+
+
+@functools.cache
+def networks() -> tuple[Document, ...]:
+    """Return the beginnings of steps with layers of many kinds."""
+    begins = {
+        "googlenet-train-b8": 10, "decoder_small-infer-b1-bf16": 40, "transformer_small-infer-b1": 30,
+        "experts_small-infer-b2": 40, "unet_small-infer-b2": 30,
+    }  # fmt: skip
+    return (*(bases.beginning(name, count) for name, count in begins.items()), bases.training_trace())
 
 
 @functools.cache
@@ -59,6 +69,26 @@ def memory_plans() -> tuple[Document, ...]:
     plans.append(MemoryPlan(order=tuple(everything), op_streams=tuple(op % 2 for op in everything), held=(0, 1)))
     documents = [bases.plain(plan.to_document(trace)) for plan in plans]
     return tuple(document for place, document in enumerate(documents) if document not in documents[:place])
+
+
+def layers_case(rng: random.Random) -> Case:
+    """A step whose operators have other arguments or names, or with any change."""
+    if rng.random() < 0.3:
+        data, what = changed(rng.choice(networks()), rng.choice(networks()), rng)
+    else:
+        document, said = bases.fresh(rng.choice(networks())), []
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            op, other = rng.choice(document["ops"]), rng.choice(rng.choice(networks())["ops"])
+            if rng.random() < 0.3:
+                op["target"] = other["target"]
+                said.append(f"{op['name']}: {op['target']}")
+            else:
+                arguments = op.setdefault("args", [])
+                said.append(f"{op['name']}: {change(arguments, bases.fresh(other.get('args', [])), rng)}")
+        data, what = to_json(document), "; ".join(said)
+    name, data = named("trace", data, rng)
+    more = rng.choice((("--json",), ("--memory", "1GiB", "--by", "additive"), ("--batch-norm", "synchronised")))
+    return Case("layers", ("parallel", name, "--gpus", str(rng.choice((2, 4))), *more), {name: data}, (name,), (), what)
 
 
 def topology_case(rng: random.Random) -> Case:
