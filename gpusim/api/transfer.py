@@ -12,6 +12,7 @@ from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_EVALUATIONS, QUIC
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.step import Step, as_step, load
+from gpusim.text import short_value
 from gpusim.trace.store import bundled_traces, load_trace, other_batches, read_manifest
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ def transfer(
         raise OptionError("no hardware model", argument="hw", value=hw)
     placed = [step if model is None else step.on(model) for step in loaded for model in models]
     names = [f"{step.name} on {step.hardware.name}" for step in placed]
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f"'{name}' is given twice")
+    for number, (step, name) in enumerate(zip(placed, names, strict=True)):
+        if name in names[:number]:
+            by = short_value(step.hardware_file or step.file)
+            raise OptionError(f"'{name}' is given twice, the second time by '{by}'")
     graphs = []
     for step in placed:
         check_searchable(step.trace)

@@ -135,7 +135,7 @@ def test_a_batch_is_that_of_a_trace_given_or_of_a_bundled_one_and_never_made_up(
         ({"seed": -1}, "seed=-1"),
         ({"evaluations": 0}, "evaluations=0"),
         ({"evaluations": 10**400}, "evaluations=1000"),
-        ({"hw": ["h200", "h200"]}, "given twice"),
+        ({"hw": ["h200", "h200"]}, "given twice, the second time by 'vgg16-infer-b1'"),
         ({"hw": ["h200"], "steps": ["vgg16-infer-b1"] * 65}, "given twice"),
     ],
 )
