@@ -81,16 +81,16 @@ def as_imported(step: AnyStep) -> AsImported:
         return ask(step.graph)
 
 
-def export(simulated: Simulated, outputs: Mapping[str, Path]) -> None:
+def export(simulated: Simulated, outputs: Mapping[str, Path], file: str = "") -> None:
     """Write a simulated schedule for other tools and people: all files, or none if one cannot be made.
 
     `outputs` has the files by kind: `kineto`, the timeline in the format of torch.profiler; `execution_trace`, ops and
     tensors in the format of PyTorch; `chakra`, kernels with data dependencies (`.et`); `table`, each op with stream and
-    waits (`.csv`, `.md`); `python`, code with `torch.cuda.Stream` (`.py`). Names in `.gz` are compressed. Raises
-    `OptionError` for another kind or suffix, `OperatorError` for an operator that replay would refuse, and
-    `OutputError`.
+    waits (`.csv`, `.md`); `python`, code with `torch.cuda.Stream` (`.py`). Names in `.gz` are compressed. `file` is the
+    trace's, for messages. Raises `OptionError` for another kind or suffix, `OperatorError` for an operator that replay
+    would refuse, and `OutputError`.
     """
-    makers = _makers()
+    makers = _makers(file)
     for kind, path in outputs.items():
         if kind not in makers:
             raise OptionError(f"one of {', '.join(makers)}", argument="outputs", value=kind)
@@ -105,7 +105,7 @@ def export(simulated: Simulated, outputs: Mapping[str, Path]) -> None:
 _ENDS: Final = {"table": (".csv", ".md"), "python": (".py",)}
 
 
-def _makers() -> dict[str, Callable[[Simulated, Path], bytes]]:
+def _makers(file: str) -> dict[str, Callable[[Simulated, Path], bytes]]:
     """Return the function that makes the content of each kind of file."""
     from gpusim.report import export as exported
     from gpusim.report.schedule_python import schedule_python
@@ -127,5 +127,5 @@ def _makers() -> dict[str, Callable[[Simulated, Path], bytes]]:
         "table": lambda simulated, path: (
             schedule_csv(simulated) if path.suffix == ".csv" else schedule_markdown(simulated)
         ).encode(),
-        "python": lambda simulated, _: schedule_python(simulated).encode(),
+        "python": lambda simulated, _: schedule_python(simulated, file).encode(),
     }

@@ -139,7 +139,7 @@ def export(
     with progress_bar(not as_json) as report:
         chosen, most_streams = chosen_schedule(policy, streams, schedule_file)
         simulated = gpusim.simulate(step, chosen, streams=most_streams, progress=report)
-    write(simulated, targets)
+    write(simulated, targets, step.file)
     if not as_json:
         for target in targets.values():
             tell(f"written to {target}")

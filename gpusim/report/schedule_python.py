@@ -39,12 +39,15 @@ _INDENT: Final = "    "
 MAX_COMMENT: Final = 90
 
 
-def schedule_python(simulated: Simulated) -> str:
-    """Return the code of a simulated schedule. Raises `OperatorError` for an operator that replay would refuse."""
+def schedule_python(simulated: Simulated, file: str = "") -> str:
+    """Return the code of a simulated schedule; `file` is the trace's, for messages.
+
+    Raises `OperatorError` for an operator that replay would refuse.
+    """
     trace = simulated.graph.trace
     lines = list(_head(simulated))
     if trace.provenance.imported_from is None and trace.model.frontend == "aten":
-        check_operators(trace, trace.name)
+        check_operators(trace, file or trace.name)
         lines += _Captured(simulated).lines()
     else:
         lines += _Named(simulated).lines()

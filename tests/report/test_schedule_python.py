@@ -244,9 +244,13 @@ def test_names_of_a_file_are_names_and_texts_in_the_code_and_nothing_else(
     "target", ["aten.from_file.default", "os.system.default", "aten.add", "aten.add_.Tensor\nimport os"]
 )
 def test_operator_that_replay_would_not_call_is_not_written_either(target: str) -> None:
-    trace = make_trace([op("a", "x"), Step("b", "a", "b", kernels=(kernel(5),), target=target)], outputs="b")
-    with pytest.raises(OperatorError):
-        schedule_python(gpusim.simulate(trace, "sequential"))
+    relu, other = (
+        Step(n, i, n, kernels=(kernel(5),), target=t)
+        for n, i, t in (("a", "x", "aten.relu.default"), ("b", "a", target))
+    )
+    trace = make_trace([relu, other], outputs="b")
+    with pytest.raises(OperatorError, match=r"^t\.json: \$\.ops\[1\]"):
+        schedule_python(gpusim.simulate(trace, "sequential"), "t.json")
 
 
 @pytest.mark.parametrize("text", ["x');__import__('os')", 'a"', "\\'"])
