@@ -36,7 +36,7 @@ from tests.fuzz.mutate import to_json
 from tests.fuzz.run import ROOT, Campaign, Failure, Worker, run_cases
 from tests.fuzz.sense import active_markup, files_problem
 
-SEED, CASES = 20261123, 300
+SEED, CASES = 20261123, 250
 #: Number of hangs that ends the test: each takes 20 s.
 MOST_HANGS = 3
 
