@@ -17,7 +17,7 @@ from tests.fuzz import bases
 from tests.fuzz.cases import Case
 from tests.fuzz.mutate import change_bytes, changed, named, to_json, to_toml
 from tests.fuzz.operators import arguments_case, operators_case
-from tests.fuzz.plans import layers_case, memory_plan_case, parallel_plan_case, topology_case
+from tests.fuzz.plans import layers_case, parallel_plan_case, topology_case
 from tests.fuzz.profiles import profiles_case
 from tests.fuzz.stages import (
     again_case,
@@ -110,6 +110,8 @@ def memory_plan_case(rng: random.Random) -> Case:
             (("simulate", "trace.json", "--schedule", name, "--engine", "reference", "--json"), ()),
             (("simulate", "trace.json", "--schedule", name, "--perfetto", "out.json"), ("out.json",)),
             (("export", "trace.json", "--schedule", name, "--table", "out.csv"), ("out.csv",)),
+            (("explain", "trace.json", "--schedule", name), ()),
+            (("@memory_plan", name), ()),
         )
     )
     return Case("memory plan", argv, {"trace.json": to_json(trace), name: data}, (name,), outputs, what)
@@ -413,7 +415,6 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "layers": layers_case,
     "topology": topology_case,
     "parallel_plan": parallel_plan_case,
-    "memory_plan": memory_plan_case,
     "predictions": predictions_case,
     "memory_predictions": memory_predictions_case,
     "stage_times": stage_times_case,
@@ -426,7 +427,7 @@ SHARES: dict[str, int] = {
     "trace": 40, "schedule": 10, "memory plan": 6, "hardware": 12, "measurement": 4, "timeline": 5, "results": 2,
     "pairs": 1, "rules": 1, "replayed": 1,
     "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25, "snapshot": 4,
-    "hyper_q": 1, "layers": 6, "topology": 4, "parallel_plan": 5, "memory_plan": 6, "predictions": 3,
+    "hyper_q": 1, "layers": 6, "topology": 4, "parallel_plan": 5, "predictions": 3,
     "memory_predictions": 3, "stage_times": 2, "trials": 1, "again": 4, "memory_again": 4,
 }  # fmt: skip
 

@@ -1,26 +1,18 @@
-"""Files about several GPUs and memory: topologies, plans of gpusim, placements of autoparallel, memory plans."""
+"""Files about several GPUs: topologies, plans of gpusim, placements of autoparallel."""
 
 from __future__ import annotations
 
 import functools
 import random
-from typing import Any
 
-from gpusim.formats.hardware import default_hardware
 from gpusim.formats.topology import load_topology
 from gpusim.layerwise.fixed_plans import data_parallel, one_weird_trick
 from gpusim.layerwise.from_trace import layers_of
 from gpusim.layerwise.plans import to_document
-from gpusim.memplan.plan import MemoryPlan
-from gpusim.memplan.policies.base import Setting
-from gpusim.memplan.policies.registry import MEMORY_POLICIES
-from gpusim.memplan.storages import Storages
-from gpusim.plan.graph import OpGraph
 from tests.fuzz import bases
 from tests.fuzz.bases import Document
 from tests.fuzz.cases import Case
 from tests.fuzz.mutate import change, changed, named, to_json
-from tests.support.memory_steps import WITHOUT_VARIANTS
 
 GPUS = 4
 #: A step with layers that split.
@@ -56,19 +48,6 @@ def parallel_plans() -> tuple[Document, ...]:
     sharding = {"mesh": {"shape": [GPUS]}, "nodes": [node | {"module_path": path}, node | {"name": "b"}]}
     plans = (to_document(graph, GPUS, made(graph, GPUS), "m") for made in (data_parallel, one_weird_trick))
     return (*map(bases.plain, plans), placements, sharding)
-
-
-@functools.cache
-def memory_plans() -> tuple[Document, ...]:
-    """Return a plan of each memory policy for `bases.training_trace`, and one with several streams."""
-    trace = bases.as_trace(bases.training_trace())
-    graph = OpGraph.build(trace, default_hardware(trace.provenance.gpu.name))
-    setting = Setting(graph, Storages.of(trace))
-    plans = [MEMORY_POLICIES[name](setting).made(name, "test") for name in WITHOUT_VARIANTS]
-    everything = range(len(trace.ops))
-    plans.append(MemoryPlan(order=tuple(everything), op_streams=tuple(op % 2 for op in everything), held=(0, 1)))
-    documents = [bases.plain(plan.to_document(trace)) for plan in plans]
-    return tuple(document for place, document in enumerate(documents) if document not in documents[:place])
 
 
 def layers_case(rng: random.Random) -> Case:
@@ -107,20 +86,3 @@ def _parallel_case(family: str, words: tuple[str, ...], name: str, data: bytes, 
     more = rng.choice((("--json",), ("--json",), (), ("-o", "out.json"), ("--html", "out.html")))
     argv = ("parallel", "trace.json", "--gpus", str(GPUS), *words, *more)
     return Case(family, argv, {"trace.json": to_json(bases.traces()[NETWORK]), name: data}, (name,), more[1:], what)
-
-
-def memory_plan_case(rng: random.Random) -> Case:
-    data, what = changed(rng.choice(memory_plans()), rng.choice(memory_plans()), rng)
-    name, data = named("plan", data, rng)
-    simulate = ("simulate", "trace.json", "--schedule", name)
-    argv, outputs = rng.choice(
-        (
-            ((*simulate, "--json"), ()),
-            (simulate, ()),
-            ((*simulate, "--perfetto", "out.json"), ("out.json",)),
-            (("explain", "trace.json", "--schedule", name), ()),
-            (("@memory_plan", name), ()),
-        )
-    )
-    files: dict[str, Any] = {"trace.json": to_json(bases.training_trace()), name: data}
-    return Case("memory_plan", argv, files, (name,), outputs, what)
