@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gpusim.errors import MeasurementError
+from gpusim.errors import MeasurementError, PlanError
 from gpusim.formats.memory_plan import MemoryPlanDocument
 from gpusim.formats.results import Results
 from gpusim.io.files import Count, Document, read_document, write_document
@@ -57,8 +57,8 @@ def write_replayed_plans(plans: Sequence[ReplayedPlan], results: Path) -> None:
 def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Results:
     """Return `then`, a results file of memory plans, with newly predicted times and peaks.
 
-    `files` are traces by name. Raises `MeasurementError` where the stored plans belong to other cases, or a trace is
-    missing or has changed.
+    `files` are traces by name. Raises `MeasurementError` where the stored plans belong to other cases or cannot run, or
+    a trace is missing or has changed.
     """
     plans_file = plans_path(results)
     plans = read_replayed_plans(plans_file)
@@ -67,7 +67,7 @@ def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Res
     evaluators: dict[str, MemoryEvaluator] = {}
     keep_all_ns: dict[str, int] = {}
     now = []
-    for case, replayed in zip(then.cases, plans, strict=True):
+    for number, (case, replayed) in enumerate(zip(then.cases, plans, strict=True)):
         document = replayed.plan
         if (document.trace, document.policy, document.predicted_ns) != (case.trace, case.policy, case.predicted_ns):
             raise MeasurementError(str(results), f"{case.trace} {case.policy} does not match its memory plan")
@@ -81,7 +81,10 @@ def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Res
             keep_all_ns[case.trace] = evaluators[case.trace].keep_all_ns
         evaluator = evaluators[case.trace]
         plan = MemoryPlan.from_document(document, evaluator.graph.trace, str(plans_file))
-        outcome = evaluator.evaluate(plan, barriers_first=replayed.barriers_first)
+        try:
+            outcome = evaluator.evaluate(plan, barriers_first=replayed.barriers_first)
+        except PlanError as cause:
+            raise MeasurementError(str(plans_file), str(cause), place=f"$.plans[{number}].plan") from cause
         predicted = msgspec.structs.replace(
             case,
             predicted_ns=outcome.step_ns,

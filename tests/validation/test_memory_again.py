@@ -144,6 +144,14 @@ def test_plans_of_other_cases_are_refused(copied: Path) -> None:
         predict_again(copied)
 
 
+def test_plan_that_cannot_run_is_named_by_file_and_place(copied: Path) -> None:
+    plans = list(read_replayed_plans(plans_path(copied)))
+    plan = msgspec.structs.replace(plans[0].plan, op_streams=(1,))
+    write_replayed_plans((msgspec.structs.replace(plans[0], plan=plan), *plans[1:]), copied)
+    with pytest.raises(MeasurementError, match=r"plans\.json\.gz: \$\.plans\[0\]\.plan: .* streams for 1 ops"):
+        predict_again(copied)
+
+
 def test_missing_trace_is_named(copied: Path) -> None:
     (copied.parent.parent / "traces" / "memory.zip").unlink()
     shutil.rmtree(copied.parent.parent / "traces" / "memory", ignore_errors=True)
