@@ -10,7 +10,12 @@ from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S, SEARCH
 from gpusim.formats.results import Baseline
 from gpusim.formats.schedule import StreamCount
 from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode, named_trace
+from gpusim.io.file_limits import MAX_RECIPE_REPEATS
 from gpusim.io.files import Count, Document, Positive
+
+#: Schedules, pairs and repetitions of a case.
+Repeats = Annotated[int, Meta(ge=0, le=MAX_RECIPE_REPEATS)]
+PositiveRepeats = Annotated[int, Meta(ge=1, le=MAX_RECIPE_REPEATS)]
 
 
 class Case(Document, frozen=True, kw_only=True):
@@ -66,23 +71,23 @@ class Recipe(Document, frozen=True, kw_only=True):
     """Budgets for policies that take one, as shares of the peak of the step that keeps all."""
     memory_matched: bool = False
     """Whether our own policy is replayed, too, with the peak of each of these as its budget."""
-    random: Count = 0
+    random: Repeats = 0
     """Number of random legal schedules replayed per case, on 2 to 8 streams."""
-    pairs: Count = 0
+    pairs: Repeats = 0
     """Number of random pairs and triples of concurrent kernels per case."""
-    measure: Count = 0
+    measure: Repeats = 0
     """Number of the schedules predicted best to try on the GPU; the fastest of them is the searched one."""
-    trials: Count = 0
+    trials: Repeats = 0
     """Number of schedules per policy, and of the search, to try on the GPU, both with captured and with the fastest
     kernels; the fastest schedule of each is replayed. Only for runs in stages.
     """
-    neighbours: Count = 0
+    neighbours: Repeats = 0
     """Number of schedules predicted within 5 % of the best to replay, in place of policies; only for runs in stages."""
-    processes: Positive = 1
+    processes: PositiveRepeats = 1
     """Processes that replay each schedule; only for runs in stages."""
-    recordings: Positive = 7
+    recordings: PositiveRepeats = 7
     """Recordings per schedule; the one of median time is timed (of an even number, the faster of the middle two)."""
-    rounds: Count = 0
+    rounds: Repeats = 0
     """Rounds in which the schedules are timed in turns; 0 for as many as `gpusim replay` makes."""
     partitions: str | None = None
     """SM splits to search schedules on, as for `gpusim explore --partitions`."""

@@ -89,6 +89,8 @@ MAX_STREAMS: Final = 128
 MAX_THREAD_REGS: Final = 64 * KIB
 #: Shared memory of a block or an SM: 228 KiB today.
 MAX_SMEM_BYTES: Final = GIB
+#: Schedules, pairs and repetitions that a recipe asks for per case: ten times the most that the project's recipes do.
+MAX_RECIPE_REPEATS: Final = 1000
 
 # --- Numbers of a hardware model, with a margin for future GPUs ---
 

@@ -62,6 +62,7 @@ def test_bundled_recipes_can_be_read(path: Path) -> None:
         (b'name = "x"', "$: Object missing required field `case`"),
         (b'name = "x"\ncase = []', "$.case: has no cases"),
         (GOOD.replace("streams", "stream").encode(), "$: Object contains unknown field `stream`"),
+        (f"random = {10**9}\n{GOOD}".encode(), "$.random: Expected `int` <= 1000"),
         (GOOD.replace("batch = 8", "batch = 0").encode(), "$.case[1].batch: Expected `int` >= 1"),
         (
             GOOD.replace("batch = 8", "batch = 8\nbacth = 1").encode(),
