@@ -24,6 +24,7 @@ from tests.fuzz.stages import (
     memory_again_case,
     memory_predictions_case,
     predictions_case,
+    recipe_stage_case,
     stage_times_case,
     trials_case,
 )
@@ -417,6 +418,7 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
     "parallel_plan": parallel_plan_case,
     "predictions": predictions_case,
     "memory_predictions": memory_predictions_case,
+    "recipe_stage": recipe_stage_case,
     "stage_times": stage_times_case,
     "trials": trials_case,
     "again": again_case,
@@ -428,7 +430,7 @@ SHARES: dict[str, int] = {
     "pairs": 1, "rules": 1, "replayed": 1,
     "recipe": 4, "sweep": 5, "store": 5, "options": 8, "operators": 5, "arguments": 7, "profiles": 25, "snapshot": 4,
     "hyper_q": 1, "layers": 6, "topology": 4, "parallel_plan": 5, "predictions": 3,
-    "memory_predictions": 3, "stage_times": 2, "trials": 1, "again": 4, "memory_again": 4,
+    "memory_predictions": 3, "stage_times": 2, "recipe_stage": 3, "trials": 1, "again": 4, "memory_again": 4,
 }  # fmt: skip
 
 

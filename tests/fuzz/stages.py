@@ -29,6 +29,9 @@ STEP, MEMORY_STEP = bases.traces()[3], bases.training_trace()
 KEPT: Document = {"name": "kept", "policies": ["wavefront", "sequential"], "counts": [1, 2]}
 MEMORY: Document = {"name": "kept", "memory_policies": ["vdnn_all", "keep_all"], "memory_budgets": [0.5]}
 BY_STAGES: Document = {"name": "kept", "policies": [MEASURED_IOS], "trials": 1, "streams": 2}
+PLAIN_RECIPE: Document = KEPT | {"random": 2, "recordings": 3, "rounds": 2, "streams": 4, "seed": 1}
+FAIR: Document = {"name": "kept", "policies": ["wavefront", "nimble"], "trials": 2, "processes": 2, "streams": 3}
+NEAR: Document = {"name": "kept", "neighbours": 2, "budget_s": 0.1, "streams": 2}
 #: Shares of files that are no gzip, and whose compressed bytes are changed.
 PLAIN, TORN = 0.1, 0.1
 
@@ -164,6 +167,15 @@ def stage_times_case(rng: random.Random) -> Case:
     return Case(
         "stage_times", ("validate", "recipe.toml", "--stage", "predict", "-o", "."), files, (name,), (target,), what
     )
+
+
+def recipe_stage_case(rng: random.Random) -> Case:
+    """Recipes of which the stage `predict` makes predictions."""
+    recipes = [each | {"case": [{"trace": "trace.json"}]} for each in (PLAIN_RECIPE, MEMORY, FAIR, NEAR)]
+    data, what = changed(rng.choice(recipes), rng.choice(recipes), rng, to_toml)
+    files = {"recipe.toml": data, "trace.json": to_json(MEMORY_STEP)}
+    argv = ("validate", "recipe.toml", "--stage", "predict", "-o", ".")
+    return Case("recipe_stage", argv, files, ("recipe.toml", "trace.json"), ("*",), what)
 
 
 def trials_case(rng: random.Random) -> Case:
