@@ -26,6 +26,8 @@ Dim = Literal["n", "c", "h", "w"]
 
 #: The order of extents everywhere.
 DIMS: Final[tuple[Dim, ...]] = ("n", "c", "h", "w")
+#: Limit on the numbers of a window: their products with extents of as many elements fit 64 bits.
+MAX_WINDOW: Final = 2**31 - 1
 #: The source of an edge from the batch: each GPU loads the part that it needs.
 BATCH: Final = -1
 #: Kinds of layers whose channels have their own weights, which a split of channels splits.
@@ -51,6 +53,10 @@ class Need:
     padding: int = 0
     dilation: int = 1
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        if max(map(abs, (self.kernel, self.stride, self.padding, self.dilation, self.offset))) > MAX_WINDOW:
+            raise ValueError("a window beyond any tensor")
 
     def interval(self, low: Ints, high: Ints, extent: int, output_extent: int) -> tuple[Ints, Ints]:
         """Return the interval [low, high) of the input, within its `extent`; empty if `low >= high`."""

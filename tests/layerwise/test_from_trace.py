@@ -177,11 +177,15 @@ def test_an_imported_step_has_no_layers_and_says_why() -> None:
         layers_of(msgspec.structs.replace(trace, provenance=provenance), "t.json")
 
 
-def test_more_groups_than_channels_are_refused_with_file_and_place() -> None:
+@pytest.mark.parametrize(("number", "value"), [(8, 10**8), (3, [2**63, 1]), (4, [2**31, 1])])
+def test_numbers_that_no_convolution_has_are_refused_with_file_and_place(number: int, value: Any) -> None:
+    """More groups than channels, and strides and padding beyond any tensor."""
     trace = load_trace("squeezenet1_1-infer-b1")
     place = next(index for index, op in enumerate(trace.ops) if op.target.startswith("aten.convolution"))
     ops = list(trace.ops)
-    ops[place] = msgspec.structs.replace(ops[place], args=(*ops[place].args[:8], 10**8))
+    args = list(ops[place].args)
+    args[number] = value
+    ops[place] = msgspec.structs.replace(ops[place], args=tuple(args))
     with pytest.raises(TraceError, match=rf"^t\.json: \$\.ops\[{place}\]: .* arguments of another operator"):
         layers_of(msgspec.structs.replace(trace, ops=tuple(ops)), "t.json")
 
