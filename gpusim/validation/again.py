@@ -72,7 +72,7 @@ def replayed_schedules(
     if len(schedules) != len(cases):
         raise MeasurementError(str(results), f"has {len(cases)} cases, and {len(schedules)} schedules next to it")
     graphs: dict[str, OpGraph] = {}
-    for case, schedule in zip(cases, schedules, strict=True):
+    for number, (case, schedule) in enumerate(zip(cases, schedules, strict=True)):
         if (schedule.trace, schedule.policy, schedule.measured_ns) != (case.trace, case.policy, case.measured_ns):
             raise MeasurementError(str(results), f"{case.trace} {case.policy} does not match its schedule")
         if case.trace not in graphs:
@@ -83,7 +83,7 @@ def replayed_schedules(
         graph = graphs[case.trace]
         if schedule.trace_hash != structure_hash(graph.trace):
             raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
-        yield case, graph, schedule.schedule.check(graph, str(schedules_file))
+        yield case, graph, schedule.schedule.check(graph, f"{schedules_file}: $.schedules[{number}]")
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:

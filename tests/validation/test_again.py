@@ -148,7 +148,7 @@ def test_schedule_that_is_not_legal_for_its_trace_names_the_file(
     beside.write_bytes(gzip.compress(json.dumps(document).encode()))
     with pytest.raises(ScheduleError, match=problem) as error:
         CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
-    assert beside.name in str(error.value)
+    assert f"{beside.name}: $.schedules[1]: " in str(error.value)
 
 
 def test_recipe_of_a_name_that_no_file_can_have_is_none(results: Path) -> None:
