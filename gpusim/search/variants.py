@@ -95,6 +95,7 @@ def search_variants(
     Those kernels are ranked op by op (`AREA_WEIGHTS`), and the schedules are made for them.
     """
     starts, tried, interrupted = list(seeds), 0, False
+    quick = [name for name, policy in POLICIES.items() if not policy.slow]
     try:
         choices = list(dict.fromkeys(ranked_variants(graph, weight) for weight in AREA_WEIGHTS))
         for choice in choices:
@@ -103,7 +104,8 @@ def search_variants(
             chosen = graph.choosing(choice)
             lists = local_search(chosen, streams, budget_s=share * budget_s, seed=seed, evaluations=limit)
             tried += lists.evaluations
-            planned = [*seeds, *(candidate.schedule for candidate in lists.candidates), *_policies(chosen, streams)]
+            lists_schedules = (candidate.schedule for candidate in lists.candidates)
+            planned = [*seeds, *lists_schedules, *_planned(chosen, streams, quick)]
             starts += [dataclasses.replace(schedule, variants=choice) for schedule in planned]
             if lists.interrupted:
                 interrupted = True
@@ -131,18 +133,15 @@ def search_variants(
 def policies_on_fastest(graph: OpGraph, streams: int, policies: Collection[str]) -> Iterator[Schedule]:
     """Yield the schedules of these policies for each op's fastest kernels, for each number of streams."""
     choice = ranked_variants(graph, 0.0)
-    chosen = graph.choosing(choice)
-    for name in policies:
-        for count in POLICIES[name].stream_counts(stream_counts(streams)):
-            yield dataclasses.replace(POLICIES[name](chosen, count), variants=choice)
+    for schedule in _planned(graph.choosing(choice), streams, policies):
+        yield dataclasses.replace(schedule, variants=choice)
 
 
-def _policies(graph: OpGraph, streams: int) -> Iterator[Schedule]:
-    """Yield the schedules of all policies that are not slow, for each number of streams."""
-    for policy in POLICIES.values():
-        if not policy.slow:
-            for count in policy.stream_counts(stream_counts(streams)):
-                yield policy(graph, count)
+def _planned(graph: OpGraph, streams: int, policies: Collection[str]) -> Iterator[Schedule]:
+    """Yield the schedules of these policies, for each number of streams."""
+    for policy in (POLICIES[name] for name in policies):
+        for count in policy.stream_counts(stream_counts(streams)):
+            yield policy(graph, count)
 
 
 def tried_variants(evaluator: Evaluator, plain: Refined, varied: Refined) -> VariantsTried:

@@ -8,14 +8,16 @@ one stream, and the share of the predicted time with one, two, and more than thr
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from gpusim.engine.fast import FastEngine
-from gpusim.formats.results import newest_results, read_results
+from gpusim.formats.results import ResultCase, newest_results, read_results
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import StepSync
 from gpusim.search.events import events_of
 from gpusim.trace.store import read_trace
@@ -28,7 +30,7 @@ from gpusim.validation.stages import predicted_path, trace_path
 FEATURES = ("events", "streams", "predicted saving", "one at once", "two at once", "more than three at once")
 
 
-def shares_at_once(graph: OpGraph, schedule) -> list[float]:
+def shares_at_once(graph: OpGraph, schedule: Schedule) -> list[float]:
     """Return the shares of the predicted time with one, two, and more than three kernels."""
     timeline = FastEngine().run(lower(graph, schedule), graph.hardware)
     changes = sorted([(at, 1) for at in timeline.start_ns] + [(at, -1) for at in timeline.end_ns])
@@ -40,12 +42,13 @@ def shares_at_once(graph: OpGraph, schedule) -> list[float]:
     return [time_ns[count] / timeline.makespan_ns for count in (1, 2, 4)]
 
 
-def main() -> None:
+def tried_steps() -> Iterator[tuple[OpGraph, list[tuple[Schedule, int, int, ResultCase]]]]:
+    """Yield each measured step with its tried schedules: each with its time, in ns, its events, and its contender's
+    row.
+    """
     recipe = read_recipe(Path("validate/fair.toml"))
     results = read_results(newest_results(Path("validate/results"), "fair"))
     rows = {(case.trace, case.policy, case.kernels): case for case in results.cases}
-    positive: Counter[str] = Counter()
-    groups = 0
     for case in recipe.case:
         path = trace_path(case, recipe)
         trace = read_trace(path)
@@ -54,17 +57,26 @@ def main() -> None:
         graph = OpGraph.build(trace, hardware_of(trace))
         step = StepSync.of(trace, graph.preds, {})
         chosen = read_predictions(predicted_path(case, recipe), path).chosen(graph, trace.name)
-        found: dict[str, list[list[float]]] = {"captured": [], "chosen": []}
+        tried = []
         for numbers in contenders_of(chosen.schedules):
             first = chosen.schedules[numbers[0]]
             row = rows[trace.name, first.policy, kernels_of(first)]
-            for number, measured_ns in zip(numbers, row.tried_ns, strict=True):
+            for number, time_ns in zip(numbers, row.tried_ns, strict=True):
                 schedule = chosen.schedules[number]
-                if schedule.stream_count > 1:
-                    saving = 1 - schedule.predicted_ns / row.predicted_sequential_ns
-                    features = [events_of(graph, schedule, step), schedule.stream_count, saving]
-                    error = 1 - schedule.predicted_ns / measured_ns
-                    found[kernels_of(schedule)].append([error, *features, *shares_at_once(graph, schedule)])
+                tried.append((schedule, time_ns, events_of(graph, schedule, step), row))
+        yield graph, tried
+
+
+def main() -> None:
+    positive: Counter[str] = Counter()
+    groups = 0
+    for graph, tried in tried_steps():
+        found: dict[str, list[list[float]]] = {"captured": [], "chosen": []}
+        for schedule, time_ns, events, row in tried:
+            if schedule.stream_count > 1:
+                saving = 1 - schedule.predicted_ns / row.predicted_sequential_ns
+                features = [events, schedule.stream_count, saving, *shares_at_once(graph, schedule)]
+                found[kernels_of(schedule)].append([1 - schedule.predicted_ns / time_ns, *features])
         for kernels, values in found.items():
             error, *features = np.array(values).T
             line = {}
@@ -72,7 +84,8 @@ def main() -> None:
                 line[name] = np.corrcoef(error, feature)[0, 1] if feature.std() > 0 else 0.0
                 positive[name] += line[name] > 0
             groups += 1
-            print(trace.name, kernels, len(values), {name: round(float(value), 2) for name, value in line.items()})
+            shown = {name: round(float(value), 2) for name, value in line.items()}
+            print(graph.trace.name, kernels, len(values), shown)
     print({name: f"{positive[name]} of {groups}" for name in FEATURES})
 
 

@@ -8,23 +8,14 @@ the search or the policies, on chosen kernels. Regret: the time of the fastest t
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 
-from gpusim.formats.results import newest_results, read_results
-from gpusim.plan.graph import OpGraph
+from errors_of_trials import tried_steps
+
 from gpusim.plan.schedule import Schedule
-from gpusim.plan.sync import StepSync
 from gpusim.search.budget import POLICIES_WITH_VARIANTS, SEARCH, VARIANTS
-from gpusim.search.events import events_of
 from gpusim.search.explored import Row
 from gpusim.search.trial import contenders
-from gpusim.trace.store import read_trace
-from gpusim.validation.chosen import hardware_of
-from gpusim.validation.fair import contenders_of, kernels_of
-from gpusim.validation.predictions import read_predictions
-from gpusim.validation.recipe import read_recipe
-from gpusim.validation.stages import predicted_path, trace_path
 
 COUNTS = (2, 4, 6, 8, 12)
 
@@ -37,27 +28,13 @@ def _group(schedule: Schedule) -> str:
 
 
 def main() -> None:
-    recipe = read_recipe(Path("validate/fair.toml"))
-    results = read_results(newest_results(Path("validate/results"), "fair"))
-    of_case = {(case.trace, case.policy, case.kernels): case for case in results.cases}
     losses: dict[tuple[str, int], list[float]] = {}
-    for case in recipe.case:
-        path = trace_path(case, recipe)
-        trace = read_trace(path)
-        if not any(step == trace.name for step, _, _ in of_case):
-            continue
-        graph = OpGraph.build(trace, hardware_of(trace))
-        step = StepSync.of(trace, graph.preds, {})
-        chosen = read_predictions(predicted_path(case, recipe), path).chosen(graph, trace.name)
+    for graph, tried_here in tried_steps():
         rows, times_ns = [], {}
-        for numbers in contenders_of(chosen.schedules):
-            first = chosen.schedules[numbers[0]]
-            tried_ns = of_case[trace.name, first.policy, kernels_of(first)].tried_ns
-            for number, time_ns in zip(numbers, tried_ns, strict=True):
-                schedule = chosen.schedules[number]
-                streams, events = schedule.stream_count, events_of(graph, schedule, step)
-                rows.append(Row(_group(schedule), streams, schedule.predicted_ns, 1.0, 0, schedule, events=events))
-                times_ns[id(rows[-1])] = time_ns
+        for schedule, time_ns, events, _ in tried_here:
+            streams = schedule.stream_count
+            rows.append(Row(_group(schedule), streams, schedule.predicted_ns, 1.0, 0, schedule, events=events))
+            times_ns[id(rows[-1])] = time_ns
         fastest_ns = min(times_ns.values())
         before = [row for row in rows if row.policy != POLICIES_WITH_VARIANTS]
         search = [row for row in rows if row.policy == VARIANTS]
@@ -73,7 +50,7 @@ def main() -> None:
         fastest = min(rows, key=lambda row: times_ns[id(row)])
         print(f"policies on captured kernels {captured_ns / best_ns - 1:.1%}", end=", ")
         print(f"the fastest {fastest.compared_ns / best_ns - 1:.1%} slower than the best by prediction")
-        print(trace.name, {name: f"{losses[name, 8][-1]:.2%}" for name in sources})
+        print(graph.trace.name, {name: f"{losses[name, 8][-1]:.2%}" for name in sources})
     for (name, count), each in losses.items():
         print(f"{name}, {count} trials: mean {statistics.mean(each):.2%}, largest {max(each):.2%}, {len(each)} steps")
 

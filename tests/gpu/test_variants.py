@@ -350,7 +350,7 @@ def test_kernels_are_ranked_by_their_time_and_by_the_share_of_the_gpu_they_take(
     assert ranked_variants(graph, 1.0) == (0, 1, 1, 0)
 
 
-@pytest.mark.parametrize("where", ["local_search", "_policies"])
+@pytest.mark.parametrize("where", ["local_search", "_planned"])
 def test_interrupt_while_schedules_are_planned_for_other_kernels_loses_nothing(
     trace: Trace, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
