@@ -56,8 +56,7 @@ def explore(
     one, slow or not. If the trace has variants, schedules with them are searched as well, and the same policies run on
     those that are fastest alone; with `splits`, schedules on these SM partitions are searched, too. Schedules above
     `memory_limit_bytes` are not recommended; if policies exceed it, schedules with memory actions are searched for
-    `MEMORY_SHARE` of the budget. `on_row` gets each row when it is
-    found.
+    `MEMORY_SHARE` of the budget. `on_row` gets each row when it is found.
 
     For a step with more than `LARGE_STEP_OPS` ops, slower policies and the search are left out.
     Raises `OptionError` for a stream count out of range, or if no schedule keeps the memory limit, also with memory
@@ -118,7 +117,7 @@ def explore(
         for schedule in refined.schedules:
             if name == SEARCH or schedule.variants or schedule.partitions:
                 add(name, schedule.stream_count, schedule)
-    if searched.variants is not None:
+    if searched.variants is not None and not searched.interrupted:
         for schedule in policies_on_fastest(graph, streams, ran):
             add(POLICIES_WITH_VARIANTS, schedule.stream_count, schedule, f"{schedule.policy} with variants")
     problem, simulated, interrupted = "", searched.evaluations, searched.interrupted
