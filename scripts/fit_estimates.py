@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
+from gpusim.io.packed import files_in
 from gpusim.plan.estimated_kernels import Constants, OpWork, estimated_ns, work_of
 from gpusim.trace.store import bundled_traces, read_trace
 
@@ -31,6 +32,14 @@ MOST = (50_000.0, 1.2, 3.0, 5.0, 1.0)
 
 Row = tuple[OpWork, float, Trace]
 Floats = NDArray[np.float64]
+
+
+def captured_steps() -> list[Path]:
+    """Return the trace files of all captured steps: the bundled ones, and those of validate/traces, packed or not."""
+    folders = {each.with_suffix("") for each in (ROOT / "validate" / "traces").iterdir()}
+    # Beside a trace NAME.json.gz may be other documents on it, NAME.KIND.json.gz.
+    stored = {path for folder in folders for path in files_in(folder, ".json.gz") if path.name.count(".") == 2}
+    return sorted({*bundled_traces().values(), *stored})
 
 
 def rows(traces: Sequence[Trace]) -> dict[str, list[Row]]:
@@ -114,6 +123,4 @@ def main(paths: Sequence[Path]) -> None:
 
 
 if __name__ == "__main__":
-    given = [Path(name) for name in sys.argv[1:]]
-    stored = [path for path in (ROOT / "validate" / "traces").rglob("*.json.gz") if ".predicted." not in path.name]
-    main(given or sorted({*bundled_traces().values(), *stored}))
+    main([Path(name) for name in sys.argv[1:]] or captured_steps())

@@ -221,3 +221,10 @@ def test_manifest_is_of_these_traces() -> None:
 def test_manifest_says_what_the_traces_say() -> None:
     made = script("make_manifest").manifest(next(iter(bundled_traces().values())).parent) if bundled_traces() else None
     assert made is None or made["traces"] == read_manifest()
+
+
+def test_estimates_are_judged_on_as_many_steps_as_are_stored() -> None:
+    """Steps in packed sets count, too; those of Inductor's kernels do not."""
+    steps = {path.name for path in script("fit_estimates").captured_steps()}
+    of_aten = {name for name in steps if not name.endswith("-inductor.json.gz")}
+    assert f"in the median of {len(of_aten)} steps" in " ".join(prose(ROOT / "README.md").split())
