@@ -48,21 +48,24 @@ def read_recipe(path: Path) -> Recipe:
         problem = _wrong_with(case) or _wrong_against(case, recipe)
         if problem:
             raise RecipeError(str(path), problem, place=f"$.case[{index}]")
-    if recipe.traces is not None:
-        _check_names(recipe, path)
+    if recipe.trials and recipe.neighbours:
+        raise RecipeError(
+            str(path), "trials replay the fastest of those tried, neighbours all; give one of both", place="$.trials"
+        )
+    _check_names(recipe, path)
     return recipe
 
 
 def _check_names(recipe: Recipe, path: Path) -> None:
-    """Raise `RecipeError` for two traces of one file name: the folder of the traces has one file for each name."""
-    traces: dict[str, str] = {}
+    """Raise `RecipeError` for two cases of one trace name: traces, predictions and results of both would be one."""
+    cases: dict[str, tuple[int, Case]] = {}
     for index, case in enumerate(recipe.case):
-        if case.trace is None:
-            continue
-        other = traces.setdefault(Path(case.trace).name, case.trace)
-        if other != case.trace:
-            problem = f"has the same file name as the trace '{other}'; in '{recipe.traces}' they would be one"
-            raise RecipeError(str(path), problem, place=f"$.case[{index}].trace")
+        given = None if case.trace is None else bundled_traces().get(case.trace, Path(case.trace))
+        name = f"{case.trace_name}.json.gz" if given is None else given.name
+        first, other = cases.setdefault(name, (index, case))
+        if other != case:
+            problem = f"has the same trace name as $.case[{first}]: '{name}'; their traces and results would be one"
+            raise RecipeError(str(path), problem, place=f"$.case[{index}]")
 
 
 def check_recipe(recipe: Recipe, file: str, trust_code: bool) -> None:

@@ -126,13 +126,34 @@ def test_missing_recipe_is_one_line(tmp_path: Path) -> None:
         read_recipe(tmp_path)
 
 
-def test_two_traces_of_one_file_name_are_refused(tmp_path: Path) -> None:
-    """The folder of the traces has one file for each name: the second would silently be the first."""
-    path, traces = tmp_path / "recipe.toml", [tmp_path / name / "t.json.gz" for name in "ab"]
-    for trace in traces:
-        trace.parent.mkdir()
-        trace.touch()
-    cases = "".join(f'[[case]]\ntrace = "{trace.as_posix()}"\n' for trace in traces)
-    path.write_text(f'name = "r"\ntraces = "kept"\n{cases}')
-    with pytest.raises(RecipeError, match=r"case\[1\].trace.*same file name as the trace '.*a/t.json.gz'"):
+SPEC = 'spec = "{}"\nmode = "infer"\nbatch = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        ('trace = "a/t.json.gz"\n', 'trace = "b/t.json.gz"\n', "t"),
+        ('trace = "vgg16-infer-b1"\n', 'trace = "a/vgg16-infer-b1.json.gz"\n', "vgg16-infer-b1"),
+        (SPEC.format("m.py:a"), f'{SPEC.format("m.py:a")}memory_format = "channels_last"\n', "a-infer-b1"),
+        (SPEC.format("timm:vgg16"), 'trace = "vgg16-infer-b1"\n', "vgg16-infer-b1"),
+    ],
+)
+def test_two_cases_of_one_trace_name_are_refused(
+    first: str, second: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second would silently be the first: a folder of traces and a results file have one step for each name."""
+    monkeypatch.chdir(tmp_path)
+    for trace in ("a/t.json.gz", "b/t.json.gz", "a/vgg16-infer-b1.json.gz"):
+        Path(trace).parent.mkdir(exist_ok=True)
+        Path(trace).touch()
+    path = write(tmp_path, f'name = "r"\n[[case]]\n{first}[[case]]\n{second}')
+    with pytest.raises(RecipeError, match=rf"\$\.case\[1\]: has the same trace name as \$\.case\[0\]: '{name}\.json"):
+        read_recipe(path)
+    assert len(read_recipe(write(tmp_path, f'name = "r"\n[[case]]\n{first}[[case]]\n{first}')).case) == 2
+
+
+def test_trials_of_neighbours_are_refused(tmp_path: Path) -> None:
+    """Trials would replay one schedule of a neighbourhood whose times are to be compared."""
+    path = write(tmp_path, f"trials = 4\nneighbours = 70{GOOD}")
+    with pytest.raises(RecipeError, match=r"\$\.trials: trials replay the fastest of those tried, neighbours all"):
         read_recipe(path)
