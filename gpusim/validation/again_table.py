@@ -13,7 +13,7 @@ from gpusim.report.tables import console
 from gpusim.rules.anchor import SAME_FRAC
 from gpusim.units import counted
 from gpusim.validation.memory_tables import memory_cases, memory_summary
-from gpusim.validation.statistics import by_step, fidelity
+from gpusim.validation.statistics import by_step, counted_replays, fidelity
 
 
 def again_document(then: Results, now: Results, anew: Mapping[int, ResultCase]) -> dict[str, Any]:
@@ -83,9 +83,10 @@ def print_again(then: Results, now: Results, anew: Mapping[int, ResultCase]) -> 
         _add_row(table, step, "anew", anew_of.get(step, []))
     console().print(table)
     if anew:
+        schedules = counted(len(counted_replays(anew.values())), "schedule")
         console().print(
-            f"anew: {counted(len(anew), 'schedule')} beside a sequential graph that is more than {SAME_FRAC:.0%} from "
-            "its capture, predicted from that graph; as captured: without these."
+            f"anew: {schedules} beside a sequential graph that is more than {SAME_FRAC:.0%} from its capture, "
+            "predicted from that graph; as captured: without these."
         )
     for line in memory_summary(memory_cases(now.cases)):
         console().print(line)

@@ -19,7 +19,7 @@ from gpusim.plan.lower import lower
 from gpusim.policies.ios import one_pool
 from gpusim.report.tables import console
 from gpusim.validation.again import replayed_schedules
-from gpusim.validation.statistics import MIN_SCHEDULES, by_step, kendall_tau, regret
+from gpusim.validation.statistics import MIN_SCHEDULES, by_step, counted_replays, kendall_tau, regret
 
 #: How much slower than the fastest measured schedule of a step one may be to count as near it.
 NEAR_FRAC: Final = 0.05
@@ -52,7 +52,7 @@ class Choice:
 
 
 def predicted_by_models(results: Path, traces: Mapping[str, Path] | None = None) -> dict[str, list[ResultCase]]:
-    """Return the cases on several streams of a results file, with predictions of each model.
+    """Return the replays of a results file that count, on captured kernels, with predictions of each model.
 
     Raises as `gpusim.validation.again.replayed_schedules`.
     """
@@ -60,7 +60,7 @@ def predicted_by_models(results: Path, traces: Mapping[str, Path] | None = None)
     cases: dict[str, list[ResultCase]] = {name: [] for name in MODELS}
     graphs: dict[tuple[int, str], OpGraph] = {}
     for case, graph, schedule in replayed_schedules(results, traces):
-        if schedule.stream_count < 2 or schedule.has_variants or schedule.partitions:
+        if not counted_replays([case]) or schedule.has_variants or schedule.partitions:
             continue
         for name, model in MODELS.items():
             changed = graphs.setdefault((id(graph), name), model(graph))

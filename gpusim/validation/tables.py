@@ -14,7 +14,7 @@ from gpusim.report.terminal import Table, console
 from gpusim.rules.anchor import SAME_FRAC, is_as_captured
 from gpusim.units import counted, format_ns
 from gpusim.validation.memory_tables import memory_lines
-from gpusim.validation.statistics import fidelity_table
+from gpusim.validation.statistics import counted_replays, fidelity_table
 
 
 def write_results(results: Results, folder: Path) -> Path:
@@ -72,12 +72,13 @@ def case_table(cases: Iterable[ResultCase]) -> list[str]:
 def summary_lines(cases: Sequence[ResultCase]) -> list[str]:
     """Summarize prediction errors (median, 90th percentile, largest), with fitted networks separately.
 
-    Sequential graphs are anchored to the capture's measurement: their deviation in replay shows how well a measurement
-    repeats, and nothing about the model.
+    Schedules whose outputs differ have no valid time and do not count. Sequential graphs are anchored to the capture's
+    measurement: their deviation in replay shows how well a measurement repeats, and nothing about the model.
     """
     lines = []
+    several = counted_replays(cases)
     for fitted, whose in ((False, "on networks that no constant was fitted on"), (True, "on fitted networks")):
-        errors = sorted(abs(case.error) for case in cases if case.streams > 1 and case.fitted == fitted)
+        errors = sorted(abs(case.error) for case in several if case.fitted == fitted)
         if errors:
             lines.append(
                 f"- {counted(len(errors), 'multi-stream schedule')} {whose}: prediction error median "
@@ -90,7 +91,6 @@ def summary_lines(cases: Sequence[ResultCase]) -> list[str]:
             f"- {counted(len(apart), 'sequential graph')}, anchored and so no evidence: measured again within "
             f"{statistics.median(apart):.1%} in the median of what capture measured, {apart[-1]:.1%} at most"
         )
-    several = [case for case in cases if case.streams > 1]
     same = [case for case in several if is_as_captured(case.predicted_sequential_ns, case.sequential_ns)]
     if len(same) < len(several):
         others = counted(len(several) - len(same), "schedule")

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from gpusim.cli import cli
 from gpusim.errors import OptionError
-from gpusim.formats.results import ResultCase
+from gpusim.formats.results import ResultCase, read_results
+from gpusim.io.files import write_document
 from gpusim.validation.again import predict_again
 from gpusim.validation.models import MODELS, choices, predicted_by_models
 from tests.support.made_results import case
@@ -56,6 +57,16 @@ def test_the_full_model_predicts_as_again_and_all_models_predict_the_same_cases(
     for free, full in zip(by_models["gaps only"], by_models["blocks"], strict=True):
         assert free.predicted_ns <= full.predicted_ns
         assert msgspec.structs.replace(free, predicted_ns=0) == msgspec.structs.replace(full, predicted_ns=0)
+
+
+def test_a_schedule_whose_outputs_differ_is_no_choice(results: Path) -> None:
+    """It has no valid time, whatever any model predicts."""
+    stored = read_results(results)
+    first, *others = stored.cases
+    differing = msgspec.structs.replace(first, outputs_equal=False)
+    write_document(results, msgspec.structs.replace(stored, cases=(differing, *others)))
+    assert first.streams > 1
+    assert [len(each) for each in predicted_by_models(results).values()] == [len(others)] * len(MODELS)
 
 
 def test_the_command_prints_a_list_and_needs_a_results_file(results: Path) -> None:
