@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -154,15 +155,16 @@ def verdict(
     """
     uncertainty = hardware.uncertainty
     speedup = sequential_ns / best_ns
-    less, more = uncertainty.margins(
+    margins = functools.partial(
+        uncertainty.margins,
         best_ns,
         sequential_ns,
         streams,
         may_lose_cache=may_lose_cache,
         other_kernels=other_kernels,
         less_known=less_known,
-        least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0,
     )
+    less, more = margins(least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0)
     cache = uncertainty.cache_frac if may_lose_cache and streams > 1 else 0.0
     less_known = less_known and streams > 1 and max(uncertainty.less_known_frac, uncertainty.saving_frac) > 0.0
     limit_ns, limit = bound.largest
@@ -171,7 +173,8 @@ def verdict(
     worth_it = low > 1.0
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
     if less_known:
-        source = f" It is not mostly convolutional, so less well known: {less:.0%} of its time is in doubt.{source}"
+        doubt, _ = margins()
+        source = f" It is not mostly convolutional, so less well known: {doubt:.0%} of its time is in doubt.{source}"
     variants = uncertainty.variants_frac if other_kernels else 0.0
     if variants:
         source = f" It runs other kernels, which are less well known: it may take {variants:.1%} longer.{source}"
@@ -181,7 +184,8 @@ def verdict(
             "predicted."
         ) + source
     if estimated:
-        source = f" The kernels are estimated: capture the step on its GPU before you rely on this.{source}"
+        doubtful = f", so {ESTIMATED_GAIN_FRAC:.0%} of its time is in doubt" if streams > 1 else ""
+        source = f" The kernels are estimated{doubtful}: capture the step on its GPU before you rely on this.{source}"
     room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
     if within_bytes is not None:
         text = (

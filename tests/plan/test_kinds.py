@@ -98,6 +98,17 @@ def test_verdict_says_what_is_in_doubt() -> None:
     assert "doubt" not in verdict(model, 1500, 1000, "wavefront", 2, bound).text
 
 
+def test_what_an_estimate_leaves_in_doubt_is_not_said_of_the_kind_of_step() -> None:
+    """20 % less saving by the kind of step; 40 % by the estimate, and with both 1 - 0.6 x 0.8 of the time."""
+    model = with_saving(0.4)
+    bound = bounds(OpGraph.build(wide_trace(2), model))
+    found = verdict(model, 1_500_000, 1_000_000, "wavefront", 2, bound, estimated=True, less_known=True)
+    assert "so less well known: 20% of its time is in doubt" in found.text
+    assert "kernels are estimated, so 40% of its time is in doubt: capture" in found.text
+    assert found.high == pytest.approx(1.5 / (0.6 * 0.8))
+    assert "kernels are estimated: capture" in verdict(model, 1000, 1000, "sequential", 1, bound, estimated=True).text
+
+
 def test_bundled_networks_of_other_kinds_are_less_known_and_convolutional_ones_are_not() -> None:
     hardware = load_hardware("h200")
     names = ("experts_small-infer-b2", "unet_small-infer-b2", "googlenet-infer-b1", "densenet121-train-b8")
