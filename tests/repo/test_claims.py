@@ -117,7 +117,10 @@ def test_kinds_of_networks_that_come_out_too_fast_are_named_with_their_largest_e
     heads = "networks with several heads and state-space ones"
     assert f"{others} {fast}, {heads} up to {less_fast}" in prose("README.md")
     assert f"{fast}, multi-head and state-space ones {less_fast}" in prose("docs/accuracy.md")
-    for page, words in (("README.md", "models came out up to"), ("docs/accuracy.md", "recommendation models are")):
+    for page, words in (
+        ("README.md", "models came out up to"),
+        ("docs/accuracy.md", "recommendation models are up to"),
+    ):
         assert f"{words} {100 * max(slow):.0f} % too slow" in prose(page)
     assert min(second) < min(error for of_kind in errors.values() for error in of_kind)
 
