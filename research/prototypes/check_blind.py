@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import re
 import subprocess
 import sys
 import zipfile
@@ -29,6 +28,11 @@ SETS = {
         ("382bc5f", "89111b9"),
         "neighbours_h200_20261124",
         ("search_inference", "search_training", "kinds"),
+    ),
+    "fair": (
+        ("5b5fac0",),
+        "fair_h200_20261128",
+        ("search_inference", "search_training", "search_training_32", "search_training_large"),
     ),
 }
 SUFFIX = ".predicted.json.gz"
@@ -60,23 +64,23 @@ def files_of(commit: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def placed(document: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return op, stream and variant of a predicted schedule's placements, in launch order."""
-    return [(each["op"], each.get("stream", 0), each.get("variant", 0)) for each in document["placements"]]
+    return [(each["op"], each.get("stream", 0), each.get("variant", "")) for each in document["placements"]]
 
 
-def replayed(document: dict[str, Any], ops: list[str]) -> list[tuple[Any, ...]]:
-    """Return the same of a replayed schedule, whose ops are numbers."""
+def replayed(document: dict[str, Any], ops: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return the same of a replayed schedule, whose ops are numbers, and its variants numbers from 1."""
     streams, variants = document["stream_of"], document.get("variants") or [0] * len(ops)
-    return [(ops[op], streams[op], variants[op]) for op in document["order"]]
+    names = [["", *(each["name"] for each in op.get("variants", ()))] for op in ops]
+    return [(ops[op]["name"], streams[op], names[op][variants[op]]) for op in document["order"]]
 
 
-def first_measured(name: str) -> dict[str, str]:
-    """Return the first commit with a measurement of each step of a set."""
+def first_measured(results: str) -> dict[str, str]:
+    """Return the first commit with a measurement of each step of a results file."""
     first: dict[str, str] = {}
-    for commit in git("log", "--reverse", "--format=%h", "--", f"validate/results/{name}_h200_*").decode().split():
-        for file in git("ls-tree", "-r", "--name-only", commit, "validate/results").decode().split():
-            if re.fullmatch(rf"validate/results/{name}_h200_\d+\.json", file):
-                for case in json.loads(git("show", f"{commit}:{file}"))["cases"]:
-                    first.setdefault(case["trace"], commit)
+    file = f"validate/results/{results}.json"
+    for commit in git("log", "--reverse", "--format=%h", "--diff-filter=AM", "--", file).decode().split():
+        for case in json.loads(git("show", f"{commit}:{file}"))["cases"]:
+            first.setdefault(case["trace"], commit)
     return first
 
 
@@ -94,7 +98,7 @@ def main() -> int:
             for file, document in files_of(commit, name):
                 if file.endswith(SUFFIX):
                     documents.setdefault(file.removesuffix(SUFFIX), (commit, document))
-        measured = first_measured(name)
+        measured = first_measured(results)
         before = sum(is_before(documents[step][0], commit) for step, commit in measured.items())
         cases = json.loads(git("show", f"HEAD:validate/results/{results}.json"))["cases"]
         known = {
@@ -105,7 +109,7 @@ def main() -> int:
         rows = [(c["trace"], c["policy"], c["predicted_ns"], *c["predicted_interval_ns"]) for c in cases]
         equal = sum(row in known for row in rows)
         traces = traces_of(commits[-1], sets, measured)
-        ops = {step: [op["name"] for op in trace["ops"]] for step, trace in traces.items()}
+        ops = {step: trace["ops"] for step, trace in traces.items()}
         ran = unpacked("HEAD", f"validate/results/{results}.schedules.json.gz")["schedules"]
         as_predicted = sum(
             any(

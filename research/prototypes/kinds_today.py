@@ -1,56 +1,73 @@
-"""Errors of the three blind sets of other kinds, as predicted then and by today's rules: python kinds_today.py.
+"""Errors of the three blind sets of other kinds, as predicted then and by today's rules, by kind of network.
 
-Today's predictions are those of tests/data/predicted_ns.json. Run it in the repository's root.
+    PYTHONPATH=.:scripts python research/prototypes/kinds_today.py
+
+Prints how often the recommended schedule is near the best, then Markdown: a row for all schedules on several streams,
+for those of two policies, and for each kind. Run it in the repository's root.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
+from set_uncertainty import kind_of
 
 from gpusim.defaults import RECOMMENDED
-from gpusim.formats.results import ResultCase, newest_results, read_results
-from gpusim.quantiles import quantile
+from gpusim.formats.results import ResultCase, newest_results
 from gpusim.search.budget import SEARCH
-from gpusim.validation.statistics import NOISE_FRAC, by_step
+from gpusim.validation.again import predict_again
+from gpusim.validation.statistics import NOISE_FRAC, by_step, counted_replays, fidelity
 
 SETS = ("kinds", "blind_kinds", "blind_intervals")
 
 
-def in_short(cases: list[ResultCase]) -> str:
-    """Return number, median, 95 %, largest error and bias."""
-    errors = sorted(abs(case.error) for case in cases)
-    return (
-        f"{len(errors)}: {statistics.median(errors):.1%}, {quantile(errors, 0.95):.1%}, {errors[-1]:.1%}, "
-        f"{statistics.fmean(case.error for case in cases):+.1%}"
-    )
+def near_best(cases: Sequence[ResultCase]) -> str:
+    """Return on how many of the steps the recommended schedule is within the noise of the fastest measured one."""
+    near, steps = 0, by_step(case for case in cases if case.outputs_equal)
+    for of_step in steps.values():
+        best_ns = min(of_step[0].sequential_ns, *(case.measured_ns for case in of_step))
+        (taken,) = (case for case in of_step if case.policy == RECOMMENDED)
+        near += taken.measured_ns <= (1 + NOISE_FRAC) * best_ns
+    return f"{near} of {len(steps)}"
+
+
+def in_short(cases: Sequence[ResultCase]) -> str:
+    """Return median, 95 %, largest error, bias and coverage; tau, its mean over steps; regret, its mean and largest."""
+    found = fidelity(cases)
+    assert found is not None
+    assert found.covered is not None
+    errors = f"{found.median:.1%}, {found.p95:.1%}, {found.largest:.1%}, {found.bias:+.1%}"
+    tau = f"{statistics.fmean(found.tau):.2f}" if found.tau else ""
+    lost = f"{statistics.fmean(found.regret):.1%}, {max(found.regret):.1%}" if found.regret else ""
+    return f"{errors} | {found.covered:.0%} | {tau} | {lost}"
 
 
 def main() -> None:
-    """Print how often the recommended schedule is near the best, and a line per policy and kind."""
-    known = json.loads(Path("tests/data/predicted_ns.json").read_text(encoding="utf-8"))
-    pairs: list[tuple[ResultCase, ResultCase]] = []
-    near = steps = 0
+    """Print the sentence and the table."""
+    then: list[ResultCase] = []
+    today: list[ResultCase] = []
     for name in SETS:
-        file = newest_results(Path("validate/results"), name)
-        for case, now_ns in zip(read_results(file).cases, known[file.stem], strict=True):
-            if case.outputs_equal:
-                pairs.append((case, msgspec.structs.replace(case, predicted_ns=now_ns)))
-    for of_step in by_step(then for then, _ in pairs).values():
-        best_ns = min(of_step[0].sequential_ns, *(case.measured_ns for case in of_step))
-        (taken,) = (case for case in of_step if case.policy == RECOMMENDED)
-        near, steps = near + (taken.measured_ns <= (1 + NOISE_FRAC) * best_ns), steps + 1
-    print(f"recommended schedule within {NOISE_FRAC:.0%} of the fastest measured one: {near} of {steps} steps")
-    several = [pair for pair in pairs if pair[0].streams > 1]
-    groups = {"all": several}
-    groups |= {name: [pair for pair in several if pair[0].policy == name] for name in (RECOMMENDED, SEARCH)}
-    for kind in sorted({case.network.partition("_")[0] for case, _ in several}):
-        groups[kind] = [pair for pair in several if pair[0].network.partition("_")[0] == kind]
-    for name, group in groups.items():
-        print(f"{name}: then {in_short([then for then, _ in group])}; today {in_short([now for _, now in group])}")
+        stored, again = predict_again(newest_results(Path("validate/results"), name))
+        then += stored.cases
+        today += again.cases
+    print(f"recommended schedule within {NOISE_FRAC:.0%} of the fastest measured one: {near_best(then)} steps\n")
+    wanted: Mapping[str, Callable[[ResultCase], bool]] = {
+        "all": lambda case: True,
+        RECOMMENDED: lambda case: case.policy == RECOMMENDED,
+        SEARCH: lambda case: case.policy == SEARCH,
+        **{
+            kind: lambda case, kind=kind: kind_of(case.network) == kind
+            for kind in sorted({kind_of(c.network) for c in then})
+        },
+    }
+    print("| | schedules | near the best | then | within | tau | regret | today | within | tau | regret |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for name, counts in wanted.items():
+        of_then, of_today = ([case for case in cases if counts(case)] for cases in (then, today))
+        near = "" if name in (RECOMMENDED, SEARCH) else near_best(of_then)
+        print(f"| {name} | {len(counted_replays(of_then))} | {near} | {in_short(of_then)} | {in_short(of_today)} |")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""What the search gains over the best policy, and what is left near the best (no arguments).
+
+From the newest results of the fair comparison: for each step and choice of kernels, the schedules tried on a GPU, how
+many of them were within 5 % of the fastest, the best policy's time over the search's, the same by each one's fastest
+recording, and the fastest time over the largest bound (of captured kernels). Then means, and errors of predictions for
+the search. From the newest neighbourhoods: for each step the schedules within 5 % of the fastest, and the best policy's
+time over that of the fastest and of the searched schedule. Run it in the repository's root.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpusim.formats.results import ResultCase, newest_results, read_results
+from gpusim.policies.registry import POLICIES
+from gpusim.search.budget import SEARCH
+from gpusim.validation.models import NEAR_FRAC
+from gpusim.validation.statistics import by_step, counted_replays
+
+RESULTS = Path("validate/results")
+
+
+def near(times_ns: Sequence[int]) -> int:
+    """Return how many times are near the least."""
+    return sum(ns <= (1 + NEAR_FRAC) * min(times_ns) for ns in times_ns)
+
+
+def fair(cases: Sequence[ResultCase]) -> None:
+    """Print a row for each step and choice of kernels of the fair comparison, and the means."""
+    gains: dict[str, list[tuple[float, float]]] = {}
+    print("| step | kernels | tried | near the fastest | policy over search | by fastest recordings | over the bound |")
+    print("|---|---|--:|--:|--:|--:|--:|")
+    for step, of_step in by_step(counted_replays(cases)).items():
+        for kernels in ("captured", "chosen"):
+            rows = {case.policy: case for case in of_step if case.kernels == kernels}
+            if SEARCH not in rows:
+                continue
+            searched = rows[SEARCH]
+            planned = [case for policy, case in rows.items() if policy in POLICIES]
+            tried_ns = [ns for case in rows.values() for ns in case.tried_ns]
+            best_ns = min(case.measured_ns for case in planned)
+            gain = best_ns / searched.measured_ns, min(case.fastest_ns for case in planned) / searched.fastest_ns
+            gains.setdefault(kernels, []).append(gain)
+            bound = f"{min(best_ns, searched.measured_ns) / max(searched.bounds_ns.values()):.2f}"
+            row = f"| {step} | {kernels} | {len(tried_ns)} | {near(tried_ns)} | {gain[0]:.3f} | {gain[1]:.3f} |"
+            print(row, f"{bound if kernels == 'captured' else ''} |")
+    for kernels, each in gains.items():
+        by_median, by_fastest = (statistics.geometric_mean(column) for column in zip(*each, strict=True))
+        several = sum(gain >= 1.05 for gain, _ in each)
+        errors = [case.error for case in counted_replays(cases) if (case.policy, case.kernels) == (SEARCH, kernels)]
+        print(
+            f"{kernels}: {len(each)} steps, {by_median:.3f} ({min(each)[0]:.3f} to {max(each)[0]:.3f}), "
+            f"{several} of 1.05; by fastest recordings {by_fastest:.3f}; errors of the search: median "
+            f"{statistics.median(map(abs, errors)):.1%}, largest {max(map(abs, errors)):.1%}"
+        )
+
+
+def neighbours(cases: Sequence[ResultCase]) -> None:
+    """Print a row for each neighbourhood, and the geometric mean."""
+    print("\n| step | schedules | near the fastest | policy over the fastest | over the searched | over the bound |")
+    print("|---|--:|--:|--:|--:|--:|")
+    left: list[float] = []
+    for step, of_step in by_step(counted_replays(cases)).items():
+        times_ns = [case.measured_ns for case in of_step]
+        (policy,) = (case for case in of_step if case.policy in POLICIES)
+        (searched,) = (case for case in of_step if case.policy == SEARCH)
+        left.append(policy.measured_ns / min(times_ns))
+        bound = min(times_ns) / max(policy.bounds_ns.values())
+        over = f"{left[-1]:.3f} | {policy.measured_ns / searched.measured_ns:.3f} | {bound:.2f}"
+        print(f"| {step} | {len(times_ns)} | {near(times_ns)} | {over} |")
+    print(f"{len(left)} steps: policy over the fastest {statistics.geometric_mean(left):.3f}, {max(left):.3f} at most")
+
+
+def main() -> None:
+    """Print both."""
+    fair(read_results(newest_results(RESULTS, "fair")).cases)
+    neighbours(read_results(newest_results(RESULTS, "neighbours")).cases)
+
+
+if __name__ == "__main__":
+    main()
