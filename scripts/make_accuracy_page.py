@@ -91,6 +91,8 @@ def fair() -> list[str]:
     for cases in by_step(read_results(newest_results(RESULTS, "fair")).cases).values():
         for kernels, gains in searched_gains.items():
             of_kernels = {case.policy: case.measured_ns for case in cases if case.kernels == kernels}
+            if SEARCH not in of_kernels:  # a trace without other kernels has those that were captured alone
+                continue
             one_stream_ns = of_kernels.pop(FASTEST_KERNELS, cases[0].sequential_ns)
             search_ns = of_kernels.pop(SEARCH)
             gains.append(min(of_kernels.values()) / search_ns)

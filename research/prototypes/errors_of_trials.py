@@ -78,6 +78,8 @@ def main() -> None:
                 features = [events, schedule.stream_count, saving, *shares_at_once(graph, schedule)]
                 found[kernels_of(schedule)].append([1 - schedule.predicted_ns / time_ns, *features])
         for kernels, values in found.items():
+            if not values:  # a trace without other kernels
+                continue
             error, *features = np.array(values).T
             line = {}
             for name, feature in zip(FEATURES, features, strict=True):

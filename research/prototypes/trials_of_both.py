@@ -30,6 +30,8 @@ def _group(schedule: Schedule) -> str:
 def main() -> None:
     losses: dict[tuple[str, int], list[float]] = {}
     for graph, tried_here in tried_steps():
+        if not any(schedule.has_variants for schedule, *_ in tried_here):
+            continue
         rows, times_ns = [], {}
         for schedule, time_ns, events, _ in tried_here:
             streams = schedule.stream_count

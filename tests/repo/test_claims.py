@@ -7,6 +7,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -143,8 +144,7 @@ def test_order_near_the_best_is_that_of_the_measured_neighbourhoods() -> None:
         least_ns = min(case.measured_ns for case in of_step)
         taus.append(kendall_tau([case for case in of_step if case.measured_ns <= (1 + NEAR_FRAC) * least_ns]))
     least, *others = sorted(tau for tau in taus if tau is not None)
-    assert len(others) == 4
-    claim = f"kendall tau is {others[0]:.2f} to {others[-1]:.2f} on four steps and {least:.2f} on a small mixture"
+    claim = f"kendall tau is {others[0]:.2f} to {others[-1]:.2f} on {len(others)} steps and {least:.2f} on a small mixture"
     assert claim in prose("docs/accuracy.md")
     assert f"the schedule predicted best loses up to {100 * max(losses):.1f} %" in prose("docs/accuracy.md")
 
@@ -164,13 +164,15 @@ def test_search_on_equal_kernels_with_equal_trials_gains_what_the_changelog_says
     for of_step in by_step(cases("fair")).values():
         for kernels, of_kernels in gains.items():
             mine_ns = {case.policy: case.measured_ns for case in of_step if case.kernels == kernels}
+            if SEARCH not in mine_ns:  # a trace without other kernels
+                continue
             policies = mine_ns.keys() & POLICIES
             assert len(policies) == 10
             of_kernels.append(min(mine_ns[policy] for policy in policies) / mine_ns[SEARCH])
     captured, chosen = (statistics.geometric_mean(of_kernels) for of_kernels in gains.values())
     text = prose("CHANGELOG.md")
     assert f"{captured:.3f} times as fast on captured kernels, {chosen:.3f} on chosen ones" in text
-    assert f"in the geometric mean of {len(gains['chosen'])} steps" in text
+    assert f"in the geometric mean of {len(gains['captured'])} and {len(gains['chosen'])} steps" in text
     assert f"at the least it is {min(map(min, gains.values())):.3f}" in text
 
 
@@ -222,8 +224,9 @@ def test_memory_optimal_algorithms_save_and_cost_what_the_changelog_says() -> No
     text = prose("CHANGELOG.md")
     assert f"{len(rows)} plans of {len({case.trace for case in rows})} steps, peaks within {peak} %" in text
     assert f"times within {rounded_up(max(abs(case.error) for case in rows))} %" in text
-    assert order_right(rows) == (36, 36)
-    assert "all 36 pairs that differ by over 2 % in order" in text
+    right, pairs = order_right(rows)
+    assert right == pairs
+    assert f"all {pairs} pairs that differ by over 2 % in order" in text
     by_plan = {(case.trace, case.policy): case for case in rows}
     for step, shares in (("vgg16-train-b64", (90, 77)), ("resnet50-train-b16", (68, 66))):
         pair = [by_plan[step, policy] for policy in ("vdnn_conv", "vdnn_conv_m")]
@@ -234,6 +237,19 @@ def test_memory_optimal_algorithms_save_and_cost_what_the_changelog_says() -> No
     optimal = [100 * case.worst_error for case in rows if case.policy.endswith("_m")]
     assert len(optimal) == 6
     assert f"by {min(optimal):.0f} to {max(optimal):.0f} % of their norm" in text
+    less = [1 - mine.measured_ns / case.measured_ns for case, mine in with_ours(rows)]
+    assert f"at the peaks of these {len(less)}, `least_time` takes {100 * min(less):.0f} to {100 * max(less):.0f} %" in text
+
+
+def with_ours(plans: Sequence[ResultCase]) -> list[tuple[ResultCase, ResultCase]]:
+    """Pair each plan that saves memory with the fastest of `least_time` that has at most 0.3 % more peak."""
+    pairs = []
+    for case in plans:
+        if case.policy != "least_time" and case.measured_peak_bytes < 0.99 * case.sequential_peak_bytes:
+            ours = [mine for mine in plans if (mine.trace, mine.policy) == (case.trace, "least_time")]
+            fit = [mine for mine in ours if mine.measured_peak_bytes <= 1.003 * case.measured_peak_bytes]
+            pairs.append((case, min(fit, key=lambda mine: mine.measured_ns)))
+    return pairs
 
 
 def test_our_plans_are_faster_than_others_at_their_peaks_as_the_changelog_says() -> None:
@@ -241,13 +257,7 @@ def test_our_plans_are_faster_than_others_at_their_peaks_as_the_changelog_says()
     before, again = memory_plans()
     planned_again = {case.trace for case in again}
     plans = [*again, *(case for case in before if case.trace not in planned_again)]
-    others = [case for case in plans if case.policy != "least_time"]
-    pairs = []
-    for case in others:
-        if case.measured_peak_bytes < 0.99 * case.sequential_peak_bytes:
-            ours = [mine for mine in plans if (mine.trace, mine.policy) == (case.trace, "least_time")]
-            fit = [mine for mine in ours if mine.measured_peak_bytes <= 1.003 * case.measured_peak_bytes]
-            pairs.append((case, min(fit, key=lambda mine: mine.measured_ns)))
+    pairs = with_ours(plans)
     assert len({case.trace for case, _ in pairs}) == 12
     assert all(mine.measured_ns < case.measured_ns for case, mine in pairs)
     over = [1 - mine.measured_ns / case.measured_ns for case, mine in pairs if case.policy == "torch_budget"]
