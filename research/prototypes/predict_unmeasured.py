@@ -2,7 +2,7 @@
 
     python research/prototypes/predict_unmeasured.py OUT.json RECIPE:TRACE...
 
-RECIPE is a file of validate/, TRACE the name of one of its steps. OUT has, for each schedule, the predicted time and its
+RECIPE is a file of validate/, TRACE the name of one of its steps. OUT has, for each schedule, the predicted time and the
 90 % interval in ns: by the code of the day when the schedules were chosen, and by today's.
 """
 
