@@ -219,6 +219,28 @@ def test_superneurons_moves_results_of_convolutions_and_computes_the_rest_again(
     assert again(trace, plan) == {"dfc": ["relu2"], "dc2": ["relu"]}
 
 
+def test_superneurons_moves_a_join_that_adds_in_place_to_what_a_batch_norm_has_made() -> None:
+    """As in torchvision's ResNets: `n` is the batch norm's until the join adds to it."""
+    steps = [
+        Step("conv", "x w", "c", kernels=(kernel(400_000),), target=CONV),
+        Step("norm", "c", "n", kernels=(kernel(100_000),), target="aten.cudnn_batch_norm.default"),
+        Step("join", "n x", changes="n", kernels=(kernel(100_000),), target="aten.add_.Tensor"),
+        Step("conv2", "n w", "d", kernels=(kernel(400_000),), target=CONV),
+        Step("norm2", "d", "m", kernels=(kernel(100_000),), target="aten.cudnn_batch_norm.default"),
+        Step("fc", "m w", "l", kernels=(kernel(400_000),), target="aten.addmm.default"),
+        Step("dfc", "l m w", "gm", kernels=(kernel(400_000),), target="aten.mm.default", phase="backward"),
+        Step(
+            "dn2", "gm d", "gd", kernels=(kernel(100_000),), target="aten.cudnn_batch_norm_backward.x", phase="backward"
+        ),
+        Step("dc2", "gd n w", "gn", kernels=(kernel(400_000),), target="aten.convolution_backward.x", phase="backward"),
+        Step("dc", "gn x w", "gw", kernels=(kernel(400_000),), target="aten.convolution_backward.x", phase="backward"),
+    ]
+    trace = make_trace(steps, outputs="gw", elements=SIZE // 4)
+    plan = plan_of(trace, "superneurons")
+    assert set(moves(trace, plan)) == {"n", "d", "l"}
+    assert again(trace, plan) == {"dfc": ["norm2"]}
+
+
 def test_superneurons_release_moves_the_least_recently_used_and_waits() -> None:
     # Room for 5 tensors: x and a0 to a3. The loss's result is the sixth: a0 has been unused for longest.
     trace = chain_step(4)

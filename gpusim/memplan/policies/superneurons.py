@@ -13,11 +13,11 @@ arXiv 1801.04380), and its released code. The rules:
 4. *Release.* In the released code rule 2 is a cache: tensors stay until an allocation fails, then the least recently
    used are copied out, and copied back on their next use. These copies are synchronous.
 
-Filled in: rule 2 as the paper draws it, with copies that ops wait for where the memory or the tensor is needed. Random
-ops (dropout) are not run again: what they make stays. The choice of each convolution's algorithm by the memory left,
-and the pool's own allocator, are left out: a trace has one algorithm, and memory is PyTorch's. The released code pins
-memory for every tensor; here pinned memory is that of what moves. For rule 4, an allocation fails where the budget
-would be exceeded; without one, half of what keeping all takes.
+Filled in: a result that a join changes in place is the join's. Rule 2 is as the paper draws it, with copies that ops
+wait for where the memory or the tensor is needed. Random ops (dropout) are not run again: what they make stays. The
+choice of each convolution's algorithm by the memory left, and the pool's own allocator, are left out: a trace has one
+algorithm, and memory is PyTorch's. The released code pins memory for every tensor; here pinned memory is that of what
+moves. For rule 4, an allocation fails where the budget would be exceeded; without one, half of what keeping all takes.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ from gpusim.memplan.times import OpTimes, first_needs, place_copies
 from gpusim.plan.allocator import rounded
 from gpusim.units import format_bytes
 
-_CHECKPOINTS = frozenset(("conv", "fc", "join", "loss", "attention", "other"))
+_MOVED = frozenset(("conv", "fc", "join", "attention"))
+_CHECKPOINTS = _MOVED | {"loss", "other"}
 
 
 def superneurons(setting: Setting) -> MemoryPlan:
     """Plan by rules 1 to 3, as in the paper."""
     storages, layers = setting.storages, setting.layers
-    maker = {s: n for n, layer in enumerate(layers.layers) for s in storages.makes[layer.op]}
-    saved = [s for s in storages.saved if s in maker]
-    kept = {s for s in saved if layers.layers[maker[s]].kind in _CHECKPOINTS or s not in setting.chains}
-    moved = [s for s in saved if s in kept and layers.layers[maker[s]].kind in ("conv", "fc", "join", "attention")]
+    kinds = {s: layer.kind for layer in layers.layers for s in storages.makes[layer.op]}
+    for layer in layers.layers:
+        if layer.kind == "join":  # in a ResNet it adds in place, to a result of batch norm
+            kinds.update((s, layer.kind) for s in storages.writes[layer.op] if s in kinds)
+    saved = [s for s in storages.saved if s in kinds]
+    kept = {s for s in saved if kinds[s] in _CHECKPOINTS or s not in setting.chains}
+    moved = [s for s in saved if s in kept and kinds[s] in _MOVED]
     redos = cost_aware(setting, [s for s in saved if s not in kept])
     times = OpTimes.of(setting.graph, redos=redos)
     needs = first_needs(storages, times, moved, redos)
