@@ -26,8 +26,9 @@ CAPTURE_VARIANTS: Final = "`gpusim capture --variants` measures it"
 def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
     """Return the plan itself, once its numbers are known to make sense for this trace; `check_program` does the rest.
 
-    Raises `PlanError` for a plan of another trace, an op, a variant or a storage that there is not, a variant that
-    memory plans cannot run, and for an order that has not every op once or goes against the dependencies.
+    Raises `PlanError` for a plan of another trace, an op, a variant or a storage that there is not, a storage that the
+    ops of its recomputation do not make, a variant that memory plans cannot run, and for an order that has not every op
+    once or goes against the dependencies.
     """
     if plan.trace_hash and plan.trace_hash != structure_hash(storages.trace):
         raise PlanError(f"the memory plan is one of another trace, not of this '{storages.trace.name}'")
@@ -41,6 +42,10 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
             _within(op, ops, "op")
         for storage in redo.storages:
             _within(storage, count, "storage")
+        lacking = set(redo.storages).difference(*(storages.writes[op] for op in redo.ops))
+        if lacking:
+            before = storages.trace.ops[redo.before].name
+            raise PlanError(f"no op that runs again before op '{before}' makes storage {min(lacking)}")
     for storage in plan.held:
         _within(storage, count, "storage")
     for op in plan.barriers:

@@ -143,13 +143,14 @@ def test_result_of_the_step_must_be_there_at_its_end() -> None:
         (MemoryPlan(offloads=(Offload(0, 0, 1, 77),)), "op 77"),
         (MemoryPlan(redos=(Redo(0, (-1,), ()),)), "op -1"),
         (MemoryPlan(redos=(Redo(0, (), (50,)),)), "storage 50"),
+        (MemoryPlan(redos=(Redo(4, (0,), (3,)),)), "no op that runs again before op 'b2' makes storage 3"),
         (MemoryPlan(held=(44,)), "storage 44"),
         (MemoryPlan(barriers=(66,)), "op 66"),
         (MemoryPlan(order=(0, 1)), "each of the 7 ops once"),
         (MemoryPlan(order=(1, 0, 2, 3, 4, 5, 6)), "comes before 'f0', whose result it needs"),
     ],
 )
-def test_numbers_outside_the_trace_and_illegal_orders_are_refused(plan: MemoryPlan, problem: str) -> None:
+def test_plans_that_make_no_sense_for_the_trace_are_refused(plan: MemoryPlan, problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
         check_memory_plan(Storages.of(chain_step(3)), plan)
 
