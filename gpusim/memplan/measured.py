@@ -134,8 +134,13 @@ class _Reader:
                 if event.address in live:
                     raise MeasurementError(self.file, f"event {number} takes a block that is in use")
                 live[event.address] = event.bytes
-            elif live.pop(event.address, None) is None:
+                continue
+            size = live.pop(event.address, None)
+            if size is None:
                 before.setdefault(event.address, -event.bytes)
+            elif size != -event.bytes:
+                problem = f"event {number} frees {-event.bytes:,} bytes of a block of {size:,}"
+                raise MeasurementError(self.file, problem)
         return before, live.keys() | before.keys()
 
     def _blocks(self, segment: Any, where: str) -> Iterator[tuple[int, int]]:

@@ -175,6 +175,10 @@ def test_pickle_that_would_run_something_is_refused_and_does_not(tmp_path: Path)
         ({"device_traces": [[alloc(size=1 << 80)]], "segments": []}, "is no whole number"),
         ({"device_traces": [[alloc(addr=1 << 63)]], "segments": []}, "is no whole number"),
         ({"device_traces": [[alloc(), alloc()]], "segments": []}, "event 1 takes a block that is in use"),
+        (
+            {"device_traces": [[alloc(size=512), alloc(size=1024) | {"action": "free_completed"}]], "segments": []},
+            "event 1 frees 1,024 bytes of a block of 512",
+        ),
         ({"device_traces": [[3]], "segments": []}, "no 'action'"),
         ({"device_traces": [[alloc()]]}, "no 'segments'"),
         ({"device_traces": [[alloc()]], "segments": [{"device": 0}]}, "no 'total_size'"),
