@@ -184,7 +184,10 @@ def test_figure_and_document_have_the_bound(comparison: MemoryComparison) -> Non
         assert outcome.step_ns >= least - ROUNDING_NS
         above = [step for peak, step in known if peak >= outcome.peak_bytes]
         assert all(outcome.step_ns >= step - ROUNDING_NS for step in above)
-    (line,) = [each for each in memory_front_figure(comparison).data if each.name == "lower bound on one stream"]
+    figure = memory_front_figure(comparison)
+    assert "140 GiB" in figure.layout.title.text
+    assert "dotted: lower bound on one stream" in figure.layout.title.text  # it has no legend
+    (line,) = [each for each in figure.data if each.name == "lower bound on one stream"]
     assert list(line.x) == [peak / MIB for peak, _ in known]
     assert list(line.y) == [step / NS_PER_MS for _, step in known]
 

@@ -72,11 +72,13 @@ def memory_front_figure(comparison: MemoryComparison, theme: Theme = LIGHT, *, n
         if 0 < size / MIB <= 1.5 * max(peaks, default=0.0):
             figure.add_vline(x=size / MIB, line={"color": theme.loss, "dash": "dash"}, annotation_text=name)
     trace, hardware = comparison.graph.trace, comparison.graph.hardware
+    where = f"{trace.name} on {hardware.label}, {format_bytes(comparison.capacity_bytes)}; predicted"
+    lines = "; solid: front, dotted: lower bound on one stream" if named else ""
     figure.update_xaxes(title_text="peak of the memory allocated, MiB", rangemode="tozero")
     figure.update_yaxes(title_text="predicted time of the step, ms", rangemode="tozero")
     figure.update_layout(
         template=theme.template,
-        title=heading("Time against memory", f"{trace.name} on {hardware.label}, predicted", theme),
+        title=heading("Time against memory", where + lines, theme),
         height=620,
         hovermode="closest",
         showlegend=not named,
