@@ -23,6 +23,7 @@ def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = N
         "trace": comparison.graph.trace.name,
         "hardware": hardware.label,
         "calibrated": hardware.calibrated,
+        "estimated": comparison.graph.trace.provenance.estimated,
         "capacity_bytes": comparison.capacity_bytes,
         "budget_bytes": comparison.budget_bytes,
         "pinned_budget_bytes": comparison.pinned_bytes,

@@ -136,7 +136,9 @@ def test_a_step_of_ones_own_is_explored_without_a_gpu(own: Path, tmp_path: Path,
     assert "no GPU has run this step" in err
     assert "estimated, so 40% of its time is in doubt: capture the step on its GPU" in " ".join(out.split())
     assert "without a graph" not in out  # host times are unknown
-    assert run("memory", trace, "--policy", "checkpoint")[0] == 0
+    code, out, _ = run("memory", trace, "--policy", "checkpoint", "--json")
+    assert code == 0
+    assert json.loads(out)["estimated"] == document["estimated"]
     code, out, _ = run("doctor", trace)
     assert code == 1
     assert "estimated" in out
