@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S, SEARCH
-from gpusim.formats.results import Baseline
+from gpusim.formats.results import Baseline, RecipeName
 from gpusim.formats.schedule import StreamCount
 from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode, named_trace
 from gpusim.io.file_limits import MAX_RECIPE_REPEATS
@@ -52,7 +52,7 @@ class Case(Document, frozen=True, kw_only=True):
 class Recipe(Document, frozen=True, kw_only=True):
     """Cases, and the work for each."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
+    name: RecipeName
     """Prefix of the results files' names: letters, digits, `_` and `-`."""
     case: tuple[Case, ...]
     against: tuple[Baseline, ...] = ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gpusim.errors import MeasurementError
 from gpusim.formats.measurement import outputs_in_words
@@ -23,6 +25,9 @@ from gpusim.io.files import (
 
 SCHEMA: Final = "gpusim-results/1"
 Kernels = Literal["captured", "chosen", "inductor"]
+#: Recipe and date are parts of file names: none leads to another folder.
+RecipeName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
+Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$(?!\n)")]
 #: Baselines of an optimized step.
 Baseline = Literal[
     "eager",
@@ -142,9 +147,9 @@ class Results(Document, frozen=True, kw_only=True, omit_defaults=False):
     """All cases measured in one run of a recipe."""
 
     schema: str
-    recipe: str
+    recipe: RecipeName
     gpu: str
-    date: str
+    date: Day
     command: str
     hardware: str
     versions: dict[str, str]
@@ -180,8 +185,8 @@ def first_of_each_step(runs: Sequence[Results]) -> list[Results]:
 
 
 def results_name(results: Results) -> str:
-    """Return `<recipe>_<gpu>_<yyyymmdd>`, the GPU as one short word."""
-    gpu = results.gpu.replace("NVIDIA", "").strip().replace(" ", "-").lower()
+    """Return `<recipe>_<gpu>_<yyyymmdd>`, the GPU as one short word of letters, digits, `_`, `.` and `-`."""
+    gpu = re.sub(r"[^a-z0-9_.-]", "-", results.gpu.replace("NVIDIA", "").strip().lower())
     return f"{results.recipe}_{gpu}_{results.date.replace('-', '')}"
 
 

@@ -47,6 +47,25 @@ def test_name_of_a_results_file(results: Any) -> None:
     assert results_name(results) == "r_a100-80gb_20250304"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("recipe", "../r"), ("recipe", "r\n"), ("date", "/../../2025"), ("date", "2025-03-04\n"), ("date", "")],
+)
+def test_results_that_would_be_written_into_another_folder_are_refused(
+    field: str, value: str, results: Any, tmp_path: Path
+) -> None:
+    """A run in stages adds its cases to a file that is there, under the name made of the file's recipe and date."""
+    path = tmp_path / "other.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(results, **{field: value})))
+    with pytest.raises(MeasurementError, match=rf"other\.json: \$\.{field}: Expected `str` matching regex"):
+        read_results(path)
+
+
+def test_the_gpu_of_a_results_file_stays_one_part_of_its_name(results: Any) -> None:
+    moved = msgspec.structs.replace(results, gpu="NVIDIA ../A 1/..\\")
+    assert results_name(moved) == "r_..-a-1-..-_20250304"
+
+
 def test_table_says_when_outputs_differ(results: Any) -> None:
     rows = case_table(results.cases)[2:]
     assert [row.rsplit("|", 2)[1].strip() for row in rows] == ["bit-equal", "DIFFERENT"]
