@@ -119,7 +119,8 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
 def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]:
     """Choose and predict the schedules of each captured case without predictions for its trace.
 
-    Existing predictions are never replaced: that would invalidate a blind test.
+    Existing predictions are never replaced: that would invalidate a blind test. Raises `RecipeError` where no case is
+    captured.
     """
     if recipe.measure:
         raise RecipeError(recipe.name, "trials choose schedules on the GPU, after predictions", place="$.measure")
@@ -142,6 +143,8 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
             write_predictions(predictions_of(path, trace, choose_schedules(path, recipe), recipe.name), target)
             say(f"predicted {path.name}")
         paths.append(target)
+    if not paths:
+        raise RecipeError(recipe.name, "no case is captured yet: run the stage 'capture' first")
     return paths
 
 

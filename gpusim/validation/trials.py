@@ -13,7 +13,7 @@ import msgspec
 
 from gpusim.errors import RecipeError
 from gpusim.formats.recipe import Recipe
-from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
+from gpusim.io.files import Count, Document, PositiveNanoseconds, read_document, write_document
 from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, trace_sha256
@@ -30,7 +30,7 @@ class Tried(Document, frozen=True, kw_only=True):
     """Schedules of one contender, by their numbers in the predictions, and their times in turns."""
 
     schedules: tuple[Count, ...]
-    times_ns: tuple[Nanoseconds, ...]
+    times_ns: tuple[PositiveNanoseconds, ...]
 
 
 class Trials(Document, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.trace import Gpu
 from gpusim.gpu import device
 from gpusim.gpu.replay import replay as edge
+from gpusim.io.files import read_document, write_document
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
@@ -29,6 +30,8 @@ from gpusim.validation.fair import best_of, fair_schedules, fastest_of_each, ker
 from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.run import run_recipe
 from gpusim.validation.stages import measure_stage, predict_stage, predicted_path
+from gpusim.validation.trials import SCHEMA as TRIALS
+from gpusim.validation.trials import Trials
 from tests.validation.test_recipes import replay
 
 TRACE = "validate/traces/search_inference/squeezenet1_1-infer-b1.json.gz"
@@ -140,7 +143,7 @@ class Trying:
 def test_measuring_tries_all_predicted_schedules_and_replays_the_fastest_of_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an interrupted run has tried is not tried again, nor with other predictions or on another GPU."""
+    """What an interrupted run has tried is not tried again, nor on another GPU; nothing took no time at all."""
     trying, plan, folder = Trying(monkeypatch), recipe(tmp_path), tmp_path / "results"
     (predictions,) = predict_stage(plan, plan.case, lambda _: None)
     assert predictions == predicted_path(plan.case[0], plan)
@@ -152,6 +155,12 @@ def test_measuring_tries_all_predicted_schedules_and_replays_the_fastest_of_each
         other.setattr(device, "gpu_facts", lambda: msgspec.structs.replace(GPU, name="another"))
         with pytest.raises(RecipeError, match=rf"{kept.name}: \$.gpu: trials on {GPU.name}, this is another"):
             measure_stage(plan, plan.case, folder, "c", lambda _: None)
+    written = read_document(kept, Trials, TRIALS, RecipeError)
+    at_once = msgspec.structs.replace(written.tried[0], times_ns=(0,) * len(written.tried[0].times_ns))
+    write_document(kept, msgspec.structs.replace(written, tried=(at_once, *written.tried[1:])))
+    with pytest.raises(RecipeError, match=r"\$\.tried\[0\]\.times_ns\[0\]: Expected `int` >= 1"):
+        measure_stage(plan, plan.case, folder, "c", lambda _: None)
+    write_document(kept, written)
     trying.broken_at = -1
     results = measure_stage(plan, plan.case, folder, "c", lambda _: None)
     rows = {(case.policy, case.kernels): case for case in results.cases}

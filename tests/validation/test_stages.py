@@ -213,8 +213,12 @@ def test_case_that_the_recipe_does_not_have_is_refused(number: int, tmp_path: Pa
         selected(recipe(tmp_path, "a", "b"), (number,))
 
 
-def test_measuring_before_predicting_is_refused(tmp_path: Path) -> None:
+def test_measuring_before_predicting_and_predicting_before_capturing_are_refused(tmp_path: Path) -> None:
     plan = recipe(tmp_path, "a")
+    said: list[str] = []
+    with pytest.raises(RecipeError, match="no case is captured yet: run the stage 'capture' first"):
+        predict_stage(plan, plan.case, said.append)
+    assert said == ["not captured yet: a-infer-b1.json.gz"]
     with pytest.raises(RecipeError, match="not captured yet"):
         measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
 
