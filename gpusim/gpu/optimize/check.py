@@ -12,6 +12,7 @@ from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.device import precision
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Candidate
+from gpusim.gpu.optimize.eager_step import run_again
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.progress import Progress
@@ -57,12 +58,14 @@ class Checker:
         kept: frozenset[int],
         sequential: Sequence[Candidate] = (),
     ) -> Checked:
-        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none.
+        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none, and `CaptureError`
+        where the user's own step fails or differs from run to run.
 
         `captured` is the step as ATen calls, on the same tensors. `sequential` has the sequential graph of each front.
         """
         self.say("verifying")
         problem: ReplayError | None = None
+        eager = partial(run_again, step)
         for candidate in ranked:
             variant = Variant(candidate.captured, rates, candidate.ready, kept)
 
@@ -73,17 +76,17 @@ class Checker:
 
             with put_back(step), restored(captured):
                 if not captured.states.adopt():
-                    step.run()  # makes the optimizer's states
+                    eager()  # makes the optimizer's states
                 with put_back(step) as second:
                     try:
                         checked = verify(
                             step,
-                            step.run,
+                            eager,
                             fast,
                             second.restore,
                             captured.options.dtype,
                             lambda: noise_of_step(captured, self.executor.device),
-                            lambda: _without_tf32(step.run),
+                            lambda: _without_tf32(eager),
                         )
                     except ReplayError as cause:
                         problem = problem or cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Dtype
 from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.capture.users_errors import users_code
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.python_state import ModuleState, PythonState, host_draws
 from gpusim.gpu.optimize.reads import Reads
@@ -23,7 +25,8 @@ def timed_eager(
 ) -> int:
     """Return the time of the user's own step in ns, by `time_ns`.
 
-    Raises `CaptureError` where it does what a captured one cannot, and `StepError` where it fails.
+    Raises `CaptureError` where it does what a captured one cannot or fails when it runs again, and `StepError` where
+    its first run fails.
     """
     modules = [m for module in step.modules.values() for m in module.modules()]
     with say.stage("eager"), put_back(step, roots) as snapshot:
@@ -31,31 +34,46 @@ def timed_eager(
         untouched = ModuleState(modules)
         elsewhere = PythonState(dict.fromkeys(type(module).forward for module in modules))
         try:
-            returned = step.run()
-        except (torch.cuda.OutOfMemoryError, GpusimError):
-            raise
-        except Exception as cause:  # any error of the user's code
-            problem = (str(cause) or type(cause).__name__).splitlines()[0]
-            raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
-        try:
+            returned = _first_run(step)
             snapshot.check_objects()
             if snapshot.keep_prepared() or untouched.changed() is not None:
                 _check_first(step, snapshot, returned, dtype)
             after_first, reads = ModuleState(modules), Reads(roots, modules)
             drawn = host_draws(step.device)
-            eager_ns = time_ns(step.run)
+            with _running_again():
+                eager_ns = time_ns(step.run)
             if host_draws(step.device) != drawn:
                 raise CaptureError("the step draws random numbers on the host, which a captured step would not")
             snapshot.check_modules()
             changed = after_first.changed() or reads.changed()
             if changed is not None:
                 raise CaptureError(f"the step changes '{changed}', which a captured step would not")
-        except CaptureError:
+        except BaseException:  # Ctrl-C, too
             untouched.restore()
             elsewhere.restore()
             snapshot.forget_prepared()
             raise
     return eager_ns
+
+
+def run_again(step: UserStep) -> Any:
+    """Run a step that has run before. Raises `CaptureError` where it fails."""
+    with _running_again():
+        return step.run()
+
+
+def _running_again() -> AbstractContextManager[None]:
+    return users_code("the step fails when it runs again")
+
+
+def _first_run(step: UserStep) -> Any:
+    try:
+        return step.run()
+    except (torch.cuda.OutOfMemoryError, GpusimError):
+        raise
+    except Exception as cause:  # any error of the user's code
+        problem = (str(cause) or type(cause).__name__).splitlines()[0]
+        raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
 
 
 def _check_first(step: UserStep, snapshot: Snapshot, returned: Any, dtype: Dtype) -> None:
@@ -66,7 +84,7 @@ def _check_first(step: UserStep, snapshot: Snapshot, returned: Any, dtype: Dtype
     first = results_of_step(step, returned)
     snapshot.restore()
     before = results_of_step(step, None)
-    again = results_of_step(step, step.run())
+    again = results_of_step(step, run_again(step))
     snapshot.check_modules()  # what changes each time is named first
     if first.keys() != again.keys() or not apart(again, first, before, {})[0] <= VARIANT_TOLERANCE[dtype]:
         raise CaptureError("the first call of the step computes something else than later ones: call it once before")

@@ -85,6 +85,20 @@ class Varies(Net):
         return y.relu() if next(self.ticks) % 2 else y.sigmoid()
 
 
+class Fails(Net):
+    """Notes its call in a list of its own, and fails at one of them."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        super().__init__()
+        self.ticks, self.at, self.error, self.notes = itertools.count(1), at, error, {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.notes["first"] = True
+        if next(self.ticks) == self.at:
+            raise self.error("once")
+        return super().forward(x)
+
+
 class Box:
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
@@ -224,6 +238,27 @@ def test_a_training_step_that_cannot_be_captured_still_trains() -> None:
     for x, y in batches(3):
         close(step(x, y), theirs(x, y))
     assert model.calls == other.calls == 3
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 6, 8])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_step_that_fails_at_any_of_its_runs_stays_as_it_was(at: int, error: type[BaseException]) -> None:
+    """Runs are: twice for the eager time, three times for the recording, then for the comparison."""
+    model = Fails(at, error)
+    before = copy.deepcopy(model.state_dict())
+    data, optimizer = batches(1)[0], torch.optim.Adam(model.parameters())
+
+    def run() -> Any:
+        return fast(model, data, loss=F.cross_entropy, optimizer=optimizer)
+
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    else:
+        assert "fails" in warned(run)[1]
+    same_states(model.state_dict(), before)
+    assert not optimizer.state
+    assert not model.notes or at > 2  # afterwards it is a note of the first run, which eager makes too
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
