@@ -145,7 +145,8 @@ def model_step(
         clip_grad_value=clip_grad_value,
     )
     optimizers = [] if optimizer is None else [optimizer]
-    return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named)
+    arguments = {"arguments": (*given, *wanted), **(kwargs or {})}
+    return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named, arguments)
 
 
 def model_phases(
@@ -222,7 +223,8 @@ def function_step(
     check_devices(modules, named, device)
     phases: Phases = [(None, lambda _: function(*given, **(kwargs or {})))]
     called = getattr(function, "__name__", type(function).__name__)
-    return UserStep(name or _short(called), phases, device, modules, optimizers, named)
+    arguments = {"arguments": given, **(kwargs or {})}
+    return UserStep(name or _short(called), phases, device, modules, optimizers, named, arguments)
 
 
 def options_of(

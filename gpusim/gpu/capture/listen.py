@@ -400,6 +400,8 @@ class Listener(TorchDispatchMode):
             raise self.error("a tensor of the step is seen through one that torch's dispatcher did not show")
         if is_another_gpu(tensor.device, self.device):
             raise self.error(f"the step computes on {tensor.device}, too; all of it must be on the same GPU")
+        if tensor.is_quantized:
+            raise self.error("the step reads a quantized tensor; a trace holds only plain ones")
         if tensor.is_conj() or tensor.is_neg():
             raise self.error("the step reads a conjugate or negative view from before it; call resolve_conj() on it")
         if tensor in self._arrived:

@@ -47,6 +47,8 @@ class UserStep:
     optimizers: Sequence[Optimizer] = ()
     named: Mapping[str, tuple[Role, torch.Tensor]] = field(default_factory=dict)
     """Inputs and targets by name."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the user's code receives, lists and dicts too: positional arguments as `arguments`, others by name."""
 
     @property
     def optimizer_name(self) -> str | None:
@@ -217,10 +219,15 @@ def _changes(calls: Sequence[Call], again: Sequence[Call]) -> list[str]:
 
 def _other_constants(graph: JointGraph, again: JointGraph) -> list[str]:
     """Describe constants of the user's code that differ in the next step."""
-    pairs = zip(graph.inputs.values(), again.inputs.values(), strict=False)
-    constants = [(a, b) for a, b in pairs if a.role == b.role == "constant"]
-    changed = [a.name for a, b in constants if not equal_elements(a.tensor, b.tensor)]
-    return [f"the elements of '{name}', made by the host" for name in changed]
+    pairs = zip(graph.inputs.items(), again.inputs.items(), strict=False)
+    constants = [(n, a, m, b) for (n, a), (m, b) in pairs if a.role == b.role == "constant"]
+    changed = [(n, a, m) for n, a, m, b in constants if not equal_elements(a.tensor, b.tensor)]
+    return [
+        f"elements of a tensor of shape {list(state.tensor.shape)} that is no buffer of a module; register it as one"
+        if graph.live[name] is again.live[other]
+        else f"the elements of '{state.name}', made by the host"
+        for name, state, other in changed
+    ]
 
 
 def _shape(call: Call) -> Any:

@@ -58,8 +58,9 @@ class Checker:
         kept: frozenset[int],
         sequential: Sequence[Candidate] = (),
     ) -> Checked:
-        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none, and `CaptureError`
-        where the user's own step fails or differs from run to run.
+        """Return the fastest candidate with eager's results. Raises `ReplayError` where there is none.
+
+        Raises `CaptureError` where the user's own step fails or differs from run to run.
 
         `captured` is the step as ATen calls, on the same tensors. `sequential` has the sequential graph of each front.
         """

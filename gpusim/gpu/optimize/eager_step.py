@@ -31,12 +31,11 @@ def timed_eager(
     modules = [m for module in step.modules.values() for m in module.modules()]
     with say.stage("eager"), put_back(step, roots) as snapshot:
         say("timing the eager step")
-        untouched = ModuleState(modules)
         elsewhere = PythonState(dict.fromkeys(type(module).forward for module in modules))
         try:
             returned = _first_run(step)
             snapshot.check_objects()
-            if snapshot.keep_prepared() or untouched.changed() is not None:
+            if snapshot.keep_prepared():
                 _check_first(step, snapshot, returned, dtype)
             after_first, reads = ModuleState(modules), Reads(roots, modules)
             drawn = host_draws(step.device)
@@ -49,7 +48,6 @@ def timed_eager(
             if changed is not None:
                 raise CaptureError(f"the step changes '{changed}', which a captured step would not")
         except BaseException:  # Ctrl-C, too
-            untouched.restore()
             elsewhere.restore()
             snapshot.forget_prepared()
             raise

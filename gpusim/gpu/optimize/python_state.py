@@ -11,9 +11,13 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -27,8 +31,18 @@ _EMPTY: Final = object()
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Contents of an object that is no list, tuple or dict of few values: `before` is what `read` has returned."""
+
+    name: str
+    read: Callable[[], Any]
+    before: Any
+    put_back: Callable[[], object]
+
+
 class PythonState:
-    """Current contents of the objects reachable from `roots`."""
+    """Current contents of the objects reachable from `roots`. Of long lists and dicts the length only."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -37,6 +51,8 @@ class PythonState:
         self._names: list[tuple[str, dict[str, Any], Any]] = []
         self._lists: list[tuple[str, Any, list[Any]]] = []
         self._dicts: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []
+        self._others: list[_Kept] = []
+        self.generators: list[torch.Generator] = []
         for root in roots:
             self._look(root, "", 0)
 
@@ -55,7 +71,7 @@ class PythonState:
             for key in earlier.keys() | values.keys():
                 if not _same(values.get(key, _EMPTY), earlier.get(key, _EMPTY)):
                     return f"{name}.{key}" if name else str(key)
-        return None
+        return next((kept.name for kept in self._others if kept.read() != kept.before), None)
 
     def restore(self) -> None:
         """Restore all contents."""
@@ -72,6 +88,9 @@ class PythonState:
             for key in values.keys() - earlier.keys():
                 del values[key]
             values.update(earlier)
+        for kept in self._others:
+            if kept.read() != kept.before:
+                kept.put_back()
 
     def _look(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, torch.Tensor) and id(value) not in self._seen:
@@ -93,11 +112,32 @@ class PythonState:
                 self._lists.append((name, value, list(value)))
                 for place, part in enumerate(value):
                     self._look(part, f"{name}[{place}]", depth + 1)
+            elif isinstance(value, list):
+                self._keep_other(name, partial(len, value), partial(_cut, value, len(value)))
         elif isinstance(value, dict):
             if len(value) <= MOST_PARTS:
                 self._keep(name, value, depth)
+            else:
+                self._keep_other(name, partial(len, value), partial(_drop, value, len(value)))
+        elif isinstance(value, set):
+            self._keep_other(name, value.copy, partial(_refill, value, value.update, value.copy()))
+        elif isinstance(value, deque):
+            self._keep_other(name, partial(_ids, value), partial(_refill, value, value.extend, list(value)))
+        elif isinstance(value, np.ndarray):
+            if value.size <= MOST_PARTS and not value.dtype.hasobject and value.flags.writeable:
+                self._keep_other(name, value.tobytes, partial(np.copyto, value, value.copy()))
+        elif isinstance(value, torch.Generator):
+            self.generators.append(value)
+        elif isinstance(value, random.Random):
+            self._keep_other(name, value.getstate, partial(value.setstate, value.getstate()))
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            self._keep_other(name, lambda: pickle.dumps(bits.state), partial(setattr, bits, "state", bits.state))
         elif hasattr(value, "__dict__"):
             self._keep(name, vars(value), depth)
+
+    def _keep_other(self, name: str, read: Callable[[], Any], put_back: Callable[[], object]) -> None:
+        self._others.append(_Kept(name, read, read(), put_back))
 
     def _keep(self, name: str, values: dict[Any, Any], depth: int) -> None:
         self._dicts.append((name, values, dict(values)))
@@ -127,6 +167,16 @@ class ModuleState:
         for module, values in self._attributes:
             for key, value in values.items():
                 self._inside._look(value, f"{type(module).__name__}.{key}", 0)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors among them that are neither parameters nor buffers."""
+        return self._inside.tensors
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Generators of torch's among them."""
+        return self._inside.generators
 
     def changed(self) -> str | None:
         """Return the name of a changed attribute, or None."""
@@ -164,6 +214,25 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return _EMPTY
+
+
+def _cut(items: list[Any], length: int) -> None:
+    del items[length:]
+
+
+def _drop(values: dict[Any, Any], length: int) -> None:
+    """Remove the youngest entries."""
+    for key in list(values)[length:]:
+        del values[key]
+
+
+def _refill(container: Any, fill: Callable[[Any], object], contents: Any) -> None:
+    container.clear()
+    fill(contents)
+
+
+def _ids(items: Iterable[Any]) -> list[int]:
+    return list(map(id, items))
 
 
 def _same(one: Any, other: Any) -> bool:

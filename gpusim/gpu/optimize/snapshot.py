@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.user_step import UserStep, rng_state, set_rng_state
-from gpusim.gpu.optimize.python_state import PythonState
+from gpusim.gpu.optimize.python_state import ModuleState, PythonState
 from gpusim.gpu.replay.tensors import restore_elements
 
 #: Types of module attributes that are compared.
@@ -19,27 +20,58 @@ _PLAIN = (bool, int, float, str, type(None))
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """A tensor, with its elements, memory, shape and strides from before a trial."""
+
+    tensor: torch.Tensor
+    elements: torch.Tensor
+    storage: torch.UntypedStorage
+    offset: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Copy:
+        elements = tensor.detach().clone()
+        return cls(tensor, elements, tensor.untyped_storage(), int(tensor.storage_offset()), tensor.stride())
+
+    def is_reshaped(self) -> bool:
+        """Whether the tensor has another shape or other strides. Other memory alone is no trace of a change: cuDNN's
+        layers move their weights together.
+        """
+        return self.tensor.shape != self.elements.shape or self.tensor.stride() != self.strides
+
+    def restore(self) -> None:
+        """Restore shape, strides and elements. Call it where no gradients are recorded."""
+        if self.is_reshaped():
+            self.tensor.set_(self.storage, self.offset, self.elements.shape, self.strides)
+        restore_elements(self.tensor, self.elements)
+
+
 class Snapshot:
     """A step's current tensors, gradients, optimizers, attributes and random number states."""
 
     def __init__(self, step: UserStep, roots: Sequence[Any] = ()) -> None:
         self.step = step
-        self._python = PythonState(roots)
+        self._python = PythonState((*roots, step.arguments))
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()
-        self._unprepared = self._buffers, self._plain, self._hooks
+        self._others = ModuleState(self._modules)
+        self._unprepared = self._buffers, self._plain, self._hooks, self._others
         self._parameters = list(step.parameters().values())
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._groups = [[dict(group) for group in optimizer.param_groups] for optimizer in step.optimizers]
         self._states = [{p: dict(state) for p, state in optimizer.state.items()} for optimizer in step.optimizers]
         self._inputs = [tensor for _, tensor in step.named.values()]
-        self._copies = [(tensor, tensor.detach().clone()) for tensor in self._tensors()]
+        self._copies = [_Copy.of(tensor) for tensor in self._tensors()]
         self._rng = rng_state(step.device)
+        self._generators = [(g, g.get_state()) for g in (*self._python.generators, *self._others.generators)]
 
     def _tensors(self) -> list[torch.Tensor]:
         leaves = [
             *self._python.tensors,
+            *self._others.tensors,
             *self._parameters,
             *(buffer for buffers in self._buffers for buffer in buffers.values()),
             *self._inputs,
@@ -47,7 +79,7 @@ class Snapshot:
         leaves += [gradient for gradient in self._gradients if gradient is not None]
         for groups, states in zip(self._groups, self._states, strict=True):
             leaves += [value for values in (*groups, *states.values()) for value in values.values()]
-        return list({id(each): each for each in leaves if isinstance(each, torch.Tensor)}.values())
+        return list({id(each): each for each in leaves if _is_restorable(each)}.values())
 
     def _attributes(self) -> list[dict[str, Any]]:
         return [_plain(module) for module in self._modules]
@@ -62,17 +94,17 @@ class Snapshot:
 
         Returns whether attributes or buffers are others than before: a table, say, or a note that it was the first.
         """
-        before = self._plain, _ids(self._buffers)
+        before, others = (self._plain, _ids(self._buffers)), self._others.changed()
+        self._others = ModuleState(self._modules)
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()
-        known = {id(tensor) for tensor, _ in self._copies}
-        made = [tensor for tensor in self._tensors() if id(tensor) not in known]
-        self._copies += [(tensor, tensor.detach().clone()) for tensor in made]
-        return before != (self._plain, _ids(self._buffers))
+        known = {id(copy.tensor) for copy in self._copies}
+        self._copies += [_Copy.of(tensor) for tensor in self._tensors() if id(tensor) not in known]
+        return others is not None or before != (self._plain, _ids(self._buffers))
 
     def forget_prepared(self) -> None:
         """Restore what was there before the first run, instead."""
-        self._buffers, self._plain, self._hooks = self._unprepared
+        self._buffers, self._plain, self._hooks, self._others = self._unprepared
 
     def check_modules(self) -> None:
         """Raise `CaptureError` where a run after the first has changed a plain attribute or replaced a buffer."""
@@ -90,8 +122,8 @@ class Snapshot:
     def restore(self) -> None:
         """Restore everything."""
         with torch.no_grad():
-            for tensor, copy in self._copies:
-                restore_elements(tensor, copy)
+            for copy in self._copies:
+                copy.restore()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
@@ -106,12 +138,15 @@ class Snapshot:
                 hooks.clear()
                 hooks.update(before)
         self._python.restore()
+        self._others.restore()
         for optimizer, groups, states in zip(self.step.optimizers, self._groups, self._states, strict=True):
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(options)
             optimizer.state.clear()
             optimizer.state.update({parameter: dict(state) for parameter, state in states.items()})
+        for generator, state in self._generators:
+            generator.set_state(state)
         set_rng_state(self._rng)
 
     def check_objects(self) -> None:
@@ -124,9 +159,20 @@ class Snapshot:
                         raise CaptureError(
                             f"the step changes '{key}' of {kind}; do that between steps (scheduler.step())"
                         )
+        for copy in self._copies:
+            if copy.is_reshaped():
+                shape = list(copy.elements.shape)
+                raise CaptureError(f"the step changes the shape or strides of a tensor of shape {shape} in place")
         changed = self._python.changed()
         if changed is not None:
             raise CaptureError(f"the step changes the Python value '{changed}', which a captured step would not")
+
+
+def _is_restorable(value: Any) -> bool:
+    """Whether it is a tensor whose elements can be copied back; none that a step can record is of another kind."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
 def _ids(buffers: Sequence[dict[str, Any]]) -> list[dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def restore_elements(tensor: torch.Tensor, copy: torch.Tensor) -> None:
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:
             tensor, copy = tensor.narrow(dim, 0, 1), copy.narrow(dim, 0, 1)
-    tensor.copy_(copy)
+    with torch.inference_mode() if tensor.is_inference() else nullcontext():
+        tensor.copy_(copy)
 
 
 def copy_sharing(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
