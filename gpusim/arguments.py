@@ -76,4 +76,5 @@ def size_bytes(size: object, least: int, bare: int = 1) -> int | None:
         count = parse_bytes(size, bare) if isinstance(size, str) else int(size)  # type: ignore[call-overload]
     except (ValueError, TypeError, OverflowError):
         return None
-    return count if not isinstance(size, bool) and least <= count <= MAX_MEMORY_BYTES else None
+    is_size = isinstance(size, str) or (not isinstance(size, bool | bytes | bytearray) and count == size)
+    return count if is_size and least <= count <= MAX_MEMORY_BYTES else None

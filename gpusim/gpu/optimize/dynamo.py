@@ -42,7 +42,7 @@ def gpusim(
 
     Without a GPU the module runs unchanged, with one warning. Raises `OptionError` for an unknown option.
     """
-    wanted = _wanted(options or {})
+    wanted = _wanted({} if options is None else options)
     if others.get("mode") not in (None, "default"):
         raise OptionError("the backend gpusim has no modes; give options", argument="mode", value=others["mode"])
     if not torch.cuda.is_available():
@@ -81,7 +81,9 @@ def compiled(
     return backend(module, inputs)
 
 
-def _wanted(options: Mapping[str, Any]) -> Wanted:
+def _wanted(options: object) -> Wanted:
+    if not isinstance(options, Mapping):
+        raise OptionError(f"a dict of {', '.join(OPTIONS)}", argument="options", value=options)
     unknown = next((key for key in options if key not in OPTIONS), None)
     if unknown is not None:
         raise OptionError(f"one of {', '.join(OPTIONS)}", argument="options", value=unknown)

@@ -197,9 +197,10 @@ def test_without_a_gpu_the_model_runs_with_one_warning() -> None:
         ({"streams": 0}, "streams"),
         ({"budget_s": -1}, "budget_s"),
         ({"memory_limit": "x"}, "memory"),
+        (3, "options=3"),
     ],
 )
-def test_options_that_are_none_are_refused(options: dict[str, Any], named: str) -> None:
+def test_options_that_are_none_are_refused(options: Any, named: str) -> None:
     with pytest.raises(OptionError, match=named):
         dynamo.gpusim(torch.fx.symbolic_trace(nn.ReLU()), [], options=options)
     with pytest.raises(OptionError, match="mode"):

@@ -437,6 +437,8 @@ def test_inputs_whose_gradient_is_wanted_run_eagerly() -> None:
         ({"budget_s": float("nan")}, "budget_s"),
         ({"memory_limit": "lots"}, "memory_limit"),
         ({"memory_limit": 0}, "memory_limit"),
+        ({"memory_limit": 1.5}, "memory_limit"),  # meant as GiB?
+        ({"memory_limit": b"8"}, "memory_limit"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], named: str) -> None:
