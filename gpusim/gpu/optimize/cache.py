@@ -101,9 +101,11 @@ def find(
     """
     wanted = made_for(trace, facts)
     path = _path(wanted)
-    if path is None or not path.is_file():
+    if path is None:
         return None
     try:
+        if not path.is_file():
+            return None
         entry = read_document(path, Entry, SCHEMA, ScheduleError)
         if entry.made_for != wanted:
             raise ScheduleError(str(path), "is of another step, GPU or version", place="$.made_for")
@@ -112,7 +114,7 @@ def find(
             raise ScheduleError(str(path), "is for other kernels than torch makes now", place="$.kernels")
         with_chosen, schedule = _checked(entry, of_kernels, str(path))
         plan = None if entry.plan is None else MemoryPlan.from_document(entry.plan, with_chosen, str(path))
-    except GpusimError as cause:
+    except (GpusimError, OSError) as cause:  # also a folder that may not be searched
         say(f"passed over in the cache: {cause}")
         return None
     with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, settings
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.text import short_value
 from gpusim.units import counted, format_bytes, format_ns
 
 #: Most captured steps of one callable: for other shapes, modes and options. Further ones run uncaptured.
@@ -92,9 +93,9 @@ class Gain:
         without = f"; without Inductor's kernels: {self.without}" if self.without else ""
         return (
             f"{format_ns(self.optimized_ns)} a step, {over:.2f}x over eager ({format_ns(self.eager_ns)}) and "
-            f"{sequential:.2f}x over one CUDA graph on one stream; {self.streams} streams ({self.policy}), "
-            f"kernels of {whose}, {format_bytes(self.peak_bytes)}; decided by {self.decided_by}"
-            f"{without}"
+            f"{sequential:.2f}x over one CUDA graph on one stream; {self.streams} streams "
+            f"({short_value(self.policy)}), kernels of {whose}, {format_bytes(self.peak_bytes)}; "
+            f"decided by {self.decided_by}{without}"
         )
 
     def __repr__(self) -> str:

@@ -182,6 +182,27 @@ def test_a_folder_that_cannot_be_written_is_said_and_left(tmp_path: Path, monkey
     assert any(line.startswith("not kept in the cache") for line in lines)
 
 
+def test_a_folder_that_cannot_be_searched_is_said_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is too long here; tests may run as a user for whom no folder is closed."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / ("x" * 5_000)))
+    lines: list[str] = []
+    assert isinstance(fast(net().eval(), X, say=lines.append), OptimizedStep)
+    assert any(line.startswith("passed over in the cache") for line in lines)
+
+
+def test_an_entrys_policy_is_printed_as_one_visible_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast(net().eval(), X)
+    (path,) = entries(tmp_path)
+    document = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**document, "policy": "\x1b[31m" + "x" * 5_000}))
+    capsys.readouterr()
+    fast(net().eval(), X)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "what was found before" in line
+    assert "\x1b" not in line
+    assert len(line) < 1_000
+
+
 def test_an_empty_variable_means_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.VARIABLE, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
