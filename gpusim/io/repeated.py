@@ -13,13 +13,19 @@ class _Repeated(list[tuple[str, Any]]):
 
 def repeated_key_place(data: bytes) -> str | None:
     """Return the path of the first key that an object of a valid JSON text has twice, or None."""
-    document = json.loads(data.decode(), object_pairs_hook=_members, parse_int=str, parse_float=str)
-    return next(_places(document, "$"), None)
+    any_repeated = False
 
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Repeated:
+        nonlocal any_repeated
+        found = dict(pairs)
+        if len(found) == len(pairs):
+            return found
+        any_repeated = True
+        return _Repeated(pairs)
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Repeated:
-    members = dict(pairs)
-    return members if len(members) == len(pairs) else _Repeated(pairs)
+    document = json.loads(data.decode(), object_pairs_hook=members, parse_int=str, parse_float=str)
+    # Few documents have such a key, and to look for its place takes longer than to decode one.
+    return next(_places(document, "$"), None) if any_repeated else None
 
 
 def _places(value: Any, place: str) -> Iterator[str]:
