@@ -72,6 +72,7 @@ def replayed_schedules(
     if len(schedules) != len(cases):
         raise MeasurementError(str(results), f"has {len(cases)} cases, and {len(schedules)} schedules next to it")
     graphs: dict[str, OpGraph] = {}
+    hashes: dict[str, str] = {}
     for number, (case, schedule) in enumerate(zip(cases, schedules, strict=True)):
         if (schedule.trace, schedule.policy, schedule.measured_ns) != (case.trace, case.policy, case.measured_ns):
             raise MeasurementError(str(results), f"{case.trace} {case.policy} does not match its schedule")
@@ -80,8 +81,9 @@ def replayed_schedules(
                 raise MeasurementError(str(results), f"there is no trace '{case.trace}' next to it or bundled")
             trace = read_trace(files[case.trace])
             graphs[case.trace] = OpGraph.build(trace, hardware_of(trace))
+            hashes[case.trace] = structure_hash(trace)
         graph = graphs[case.trace]
-        if schedule.trace_hash != structure_hash(graph.trace):
+        if schedule.trace_hash != hashes[case.trace]:
             raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
         yield case, graph, schedule.schedule.check(graph, f"{schedules_file}: $.schedules[{number}]")
 
