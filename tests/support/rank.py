@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from itertools import cycle
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,29 @@ from tests.support.layer_networks import small_cnn, tables
 CPU = torch.device("cpu")
 #: So small that sums of gradients run beside the backward pass.
 BUCKET_BYTES = 2048
+
+
+class KeptGroups:
+    """`dist.new_group` that keeps its groups for later plans.
+
+    Each has threads and sockets until its process ends, and hundreds of them slow down all exchanges.
+    """
+
+    def __init__(self) -> None:
+        self._new_group = dist.new_group
+        self._made: dict[tuple[tuple[int, ...], int], Any] = {}
+        self._asked: Counter[tuple[int, ...]] = Counter()
+
+    def next_plan(self) -> None:
+        """Give a plan its groups from the first on; two groups of the same ranks in a plan stay two."""
+        self._asked.clear()
+
+    def __call__(self, ranks: list[int], **options: Any) -> Any:
+        key = tuple(ranks), self._asked[tuple(ranks)]
+        self._asked[tuple(ranks)] += 1
+        if key not in self._made:
+            self._made[key] = self._new_group(ranks, **options)
+        return self._made[key]
 
 
 def networks(gpus: int) -> list[LayerGraph]:
@@ -70,10 +95,12 @@ def captured(file: str) -> dict[str, object]:
 def checked(graphs: list[LayerGraph]) -> dict[str, object]:
     """Compare plans of networks with one device."""
     gpus, unequal, worst, count = dist.get_world_size(), [], 0.0, 0
+    assert isinstance(dist.new_group, KeptGroups)
     seen: set[tuple[str, str, str]] = set()
     possible: set[tuple[str, str, str]] = set()
     for graph in graphs:
         for number, choice in enumerate(plans(graph, gpus)):
+            dist.new_group.next_plan()
             compared = compare_plan(graph, choice, gpus, device=CPU, seed=number, bucket_bytes=BUCKET_BYTES)
             difference = torch.tensor(
                 [max(compared.gradient_difference, compared.loss_difference)], dtype=torch.float64
@@ -156,6 +183,7 @@ def main() -> int:
     jobs = sys.argv[1:]
     torch.set_num_threads(1)
     join()
+    dist.new_group = KeptGroups()
     if jobs == ["fail"]:
         if dist.get_rank() == 1:
             sys.stderr.write("it was me\n")
