@@ -1,7 +1,4 @@
-"""Plans on real ranks: gloo on CPUs, every kind of layer and split, against one device; and a failing rank.
-
-Each launch starts processes that import torch, so all that a number of ranks computes shares one.
-"""
+"""Ranks of plans as processes, by gloo on CPUs: their start and end, failures, commands and scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,9 +23,8 @@ from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.layerwise import __main__ as layerwise
 from gpusim.gpu.layerwise import check
-from gpusim.gpu.layerwise.launch import launch
 from gpusim.trace.store import write_trace
-from tests.support.layer_networks import ROOT, chain, small_cnn
+from tests.support.layer_networks import ROOT, chain, start
 
 CPU = torch.device("cpu")
 GATED = """
@@ -51,56 +46,6 @@ class Gated(nn.Module):
 def gated(batch):
     return Gated(), torch.randn(batch, 3, 9, 9)
 """
-
-
-def start(gpus: int, *words: str, program: str = "rank", timeout_s: float = 300) -> str:
-    """Run a program of `tests/support` on several ranks."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
-    try:
-        return launch(gpus, f"tests.support.{program}", words, timeout_s=timeout_s)
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-@pytest.fixture(scope="module")
-def answers() -> dict[int, dict[str, Any]]:
-    """What two and four ranks have found, by the number of ranks."""
-    return {2: json.loads(start(2, "check", "local", "layers")), 4: json.loads(start(4, "check"))}
-
-
-@pytest.mark.parametrize("gpus", [2, 4])
-def test_every_kind_of_layer_and_split_computes_what_one_device_does(
-    gpus: int, answers: dict[int, dict[str, Any]]
-) -> None:
-    """Loss and gradients in double precision. Each split of each layer occurs in at least one plan."""
-    found = answers[gpus]["check"]
-    assert found["plans"] > 12
-    assert found["splits"] == found["possible_splits"]
-    assert found["unequal"] == []
-    assert found["worst"] < 1e-9
-
-
-def test_local_statistics_are_those_of_each_part_of_the_batch(answers: dict[int, dict[str, Any]]) -> None:
-    """On two ranks as if each had run its samples alone; parts of an image share statistics. Rounding is no error."""
-    assert answers[2]["local"] == {"samples": True, "height": True, "bias_before_norm": True}
-
-
-def test_each_layer_is_timed_on_each_rank_beside_its_prediction(answers: dict[int, dict[str, Any]]) -> None:
-    """Rank 1 has no part of one convolution: nothing is computed there, and nothing predicted."""
-    layers = {layer["name"]: layer for layer in answers[2]["layers"]["layers"]}
-    assert len(layers) == len(small_cnn(1).layers)
-    for pass_ in ("forward_ns", "backward_ns", "predicted_forward_ns", "predicted_backward_ns"):
-        assert all(time > 0 for time in layers["stem"][pass_])
-        assert layers["one"][pass_][0] > 0
-    assert layers["one"]["forward_ns"][1] == 0
-    assert layers["one"]["predicted_forward_ns"][1] == layers["one"]["predicted_backward_ns"][1] == 0
-    assert layers["one"]["predicted_transfer_ns"] > 0 == layers["stem"]["predicted_transfer_ns"]
-    assert all(time > 0 for time in layers["one"]["transfer_ns"])
-    assert all(time > 0 for time in layers["stem"]["sums_ns"])
 
 
 def test_a_rank_that_fails_ends_all_and_says_which() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -27,23 +25,13 @@ def tables() -> ModuleType:
     return module
 
 
-def check_on_ranks(gpus: int, splits: Mapping[Path, int]) -> None:
-    """Require of captured steps on ranks loss and gradients of one device, under more splits of layers than its number.
-
-    Each split of each layer is in a plan.
-    """
+def start(gpus: int, *words: str, program: str = "rank", timeout_s: float = 300) -> str:
+    """Run a program of `tests/support` on several ranks."""
     from gpusim.gpu.layerwise.launch import launch
 
-    words = [str(trace) for trace in splits]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
-        answers = json.loads(launch(gpus, "tests.support.rank", words, timeout_s=600))
-    assert len(answers) == len(splits)
-    for file, least in splits.items():
-        answer = answers[str(file)]
-        assert answer["splits"] == answer["possible_splits"] > least, file
-        assert answer["unequal"] == [], file
-        assert answer["worst"] < 1e-9, file
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        return launch(gpus, f"tests.support.{program}", words, timeout_s=timeout_s)
 
 
 def small_cnn(batch: int) -> LayerGraph:
