@@ -44,8 +44,8 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
             _within(storage, count, "storage")
         lacking = set(redo.storages).difference(*(storages.writes[op] for op in redo.ops))
         if lacking:
-            before = storages.trace.ops[redo.before].name
-            raise PlanError(f"no op that runs again before op '{before}' makes storage {min(lacking)}")
+            reader = storages.trace.ops[redo.before].name
+            raise PlanError(f"no op that runs again before op '{reader}' makes storage {min(lacking)}")
     for storage in plan.held:
         _within(storage, count, "storage")
     for op in plan.barriers:
