@@ -173,7 +173,7 @@ class OptimizedStep:
         if variant is None or not variant.is_current():
             variant = self._other(key, variant, args, kwargs)
         if variant is not None and variant.mixes(tensors):
-            self._warn("arguments share memory, and the step changes one of them; it runs as it is on these")
+            self._warn("arguments share memory, or lie in the model's, and the step changes it; it runs as it is")
             return None
         if variant is None or any(tensor.requires_grad for tensor in tensors):
             return None

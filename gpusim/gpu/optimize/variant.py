@@ -40,11 +40,13 @@ class Variant:
         changed = [
             tensor for index, tensor in captured.live.items() if captured.trace.tensors[index].storage in written
         ]
-        memory = {tensor.untyped_storage().data_ptr() for tensor in changed}
-        inputs = {tensor.untyped_storage().data_ptr() for tensor in captured.inputs}
-        self._changed = [tensor for tensor in changed if tensor.untyped_storage().data_ptr() not in inputs]
-        self._changes_input = [tensor.untyped_storage().data_ptr() in memory for tensor in captured.inputs]
+        memory = {_memory(tensor) for tensor in changed}
+        inputs = {_memory(tensor) for tensor in captured.inputs}
+        self._changed = [tensor for tensor in changed if _memory(tensor) not in inputs]
+        self._changes_input = [_memory(tensor) in memory for tensor in captured.inputs]
         self._may_mix = any(self._changes_input) and len(captured.inputs) > 1
+        shared = captured.live.values() if any(self._changes_input) else self._changed
+        self._own_memory = {_memory(tensor) for tensor in shared if tensor.numel()}
 
     def is_current(self) -> bool:
         """Whether its modules, parameters, optimizer options, gradients and Python values are those of the capture."""
@@ -53,8 +55,12 @@ class Variant:
         return same and captured.presence.holds() and captured.reads.changed() is None
 
     def mixes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether a change of one of these arguments would show in another: the step's inputs have memory apart."""
-        return self._may_mix and share_memory(tensors)
+        """Whether a change of one of these arguments would show in another, or in a tensor of the model's, or the other
+        way round: the step's inputs have memory apart.
+        """
+        if self._may_mix and share_memory(tensors):
+            return True
+        return bool(self._own_memory) and not self._own_memory.isdisjoint(map(_memory, tensors))
 
     def adopt(self) -> bool:
         """Adopt changed states and gradients; False where an optimizer has no state yet."""
@@ -103,7 +109,12 @@ class Variant:
     def memory_of(self, places: Iterable[int]) -> list[torch.Tensor]:
         """Return the memory of these results, except those in the user's own memory."""
         ids = [leaf.tensor for place in places if isinstance(leaf := self._leaves[place], Computed)]
-        inputs = {tensor.untyped_storage().data_ptr() for tensor in self._inputs}
+        inputs = {_memory(tensor) for tensor in self._inputs}
         indexed = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]
         live = self.captured.live
-        return [t for index, t in indexed if index not in live or t.untyped_storage().data_ptr() in inputs]
+        return [t for index, t in indexed if index not in live or _memory(t) in inputs]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return the address of all memory that a tensor is a view of."""
+    return tensor.untyped_storage().data_ptr()

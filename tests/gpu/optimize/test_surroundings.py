@@ -251,6 +251,30 @@ def test_arguments_in_the_same_memory_change_together(second: str) -> None:
     close(mine[1], theirs[1])
 
 
+@pytest.mark.parametrize("changed", ["buffer", "argument"])
+@pytest.mark.parametrize("view", [lambda kept: kept, lambda kept: kept[1:]], ids=["whole", "part"])
+def test_arguments_in_the_models_memory_change_with_it(changed: str, view: Change) -> None:
+    """Eager reads the argument, or the buffer, once it is changed."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.arange(8.0).view(4, 2))
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            (given if changed == "argument" else self.kept).add_(1)
+            return given.sum() * self.kept.sum()
+
+    model, other = Keeps(), Keeps()
+    captured = fast(model, view(torch.ones(4, 2)))
+    assert isinstance(captured, OptimizedStep)
+    with torch.no_grad():
+        close(captured(view(torch.ones(4, 2))), other(view(torch.ones(4, 2))))
+        with pytest.warns(UserWarning, match="arguments share memory, or lie in the model's"):
+            close(captured(view(model.kept)), other(view(other.kept)))
+    close(model.kept, other.kept)
+
+
 def test_torchs_newer_settings_of_tf32_leave_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> bool:
         raise RuntimeError("mix of the legacy and new APIs")
