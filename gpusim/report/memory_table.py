@@ -125,14 +125,25 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
     out = console()
     graph, keep_all = comparison.graph, comparison.keep_all
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("policy", "peak", "of keep_all", "step", "slower", "copies wait", "again", "out", "back", "pinned"):
+    for name in (
+        "policy",
+        "peak",
+        "of keep_all",
+        "step",
+        "slower",
+        "copies wait",
+        "recompute",
+        "out",
+        "back",
+        "pinned",
+        "largest batch",
+    ):
         table.add_column(name, justify="left" if name == "policy" else "right")
-    table.add_column("largest batch", justify="right")
     table.add_column("")
     for row in comparison.rows:
         table.add_row(*_cells(comparison, row, keep_all))
     out.print(f"Memory of {graph.trace.name} on {graph.hardware.label}, {format_bytes(comparison.capacity_bytes)}")
-    print_table(out, table, drop=("again", "copies wait", "pinned", "back", "of keep_all"), fold=("",))
+    print_table(out, table, drop=("recompute", "copies wait", "pinned", "back", "of keep_all"), fold=("",))
     for problem, policies in comparison.without_plan.items():
         out.print(f"{', '.join(policies)}: {problem}")
     others = [(row.policy, row.outcome) for row in comparison.rows if row.outcome and row.outcome.plan.has_variants]
@@ -141,7 +152,7 @@ def print_memory(comparison: MemoryComparison, run: MemorySnapshot | None = None
         out.print(f"Other kernels, of the time of keep_all: {', '.join(texts)}")
     out.print()
     front = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("front: least time for its peak", "budget", "peak", "step", "no plan below"):
+    for name in ("front: least time for its peak", "budget", "peak", "step", "bound"):
         front.add_column(name, justify="left" if name.startswith("front") else "right")
     for row in comparison.front:
         assert row.outcome is not None
