@@ -22,7 +22,7 @@ from gpusim.memplan.snapshot import write_snapshot
 from gpusim.memplan.storages import CATEGORIES, Storages
 from gpusim.notebook import ShortRepr, html_table, short_name, short_repr
 from gpusim.plan.graph import OpGraph
-from gpusim.units import format_bytes, format_ns
+from gpusim.units import format_bytes, format_bytes_up, format_ns
 
 KEEP_ALL, LEAST_TIME = "keep_all", "least_time"
 #: Budgets of our own policy for the front, as fractions between the least peak of any policy and keeping all. The first
@@ -98,7 +98,10 @@ class MemoryComparison:
         return row.outcome.plan
 
     def save(self, path: str | Path, policy: str | None = None) -> None:
-        """Write the plan of a policy, by default the fastest that fits, as JSON. Raises `OutputError`, `PlanError`."""
+        """Write the plan of a policy, by default the fastest that fits, as JSON.
+
+        Raises `OutputError`, and `PlanError` for a policy without a plan or with one that exceeds the budget.
+        """
         write_memory_plan(self._chosen(policy).plan, self.graph.trace, file_path("path", path))
 
     def save_snapshot(self, path: str | Path, policy: str | None = None) -> None:
@@ -108,13 +111,16 @@ class MemoryComparison:
         write_snapshot(storages, outcome, file_path("path", path))
 
     def _chosen(self, policy: str | None) -> Outcome:
-        """Return the outcome of a policy, or of the fastest plan that fits."""
+        """Return the outcome of a policy, if it keeps the budget, or of the fastest plan that fits."""
         if policy is None and self.best is None:
             raise PlanError("no plan fits")
         row = self.best if policy is None else self.row(policy)
         assert row is not None
         if row.outcome is None:
             raise PlanError(row.problem)
+        if self.budget_bytes is not None and not self.fits(row.outcome):
+            needed, budget = format_bytes_up(row.outcome.peak_bytes), format_bytes(self.budget_bytes)
+            raise PlanError(f"{row.policy}: its plan takes {needed}, more than the budget of {budget}")
         return row.outcome
 
     @property

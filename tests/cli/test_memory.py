@@ -142,6 +142,15 @@ def test_what_no_plan_fits_names_the_policies_that_were_tried(run: Run, trace: P
     assert "None of these plans keeps" in done.out
 
 
+@pytest.mark.parametrize("option", ["-o", "--snapshot"])
+def test_plan_that_exceeds_the_budget_is_not_written(run: Run, trace: Path, tmp_path: Path, option: str) -> None:
+    peak = json.loads(run("memory", trace, "--policy", "keep_all", "--json").out)["policies"][0]["peak_bytes"]
+    budget, target = peak // MIB - 1, tmp_path / "plan"
+    line = refused(run("memory", trace, "--policy", "keep_all", "--budget", f"{budget}MiB", option, target))
+    assert line == f"gpusim: keep_all: its plan takes {peak // MIB} MiB, more than the budget of {budget} MiB\n"
+    assert not target.exists()
+
+
 def test_snapshot_of_a_plan_is_a_file_for_the_viewer_and_can_be_held_to(run: Run, trace: Path, tmp_path: Path) -> None:
     viewer = tmp_path / "viewer.pickle"
     done = run("memory", trace, "--policy", "keep_all", "--snapshot", viewer)
