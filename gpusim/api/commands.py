@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusim.api.gpu import needs_torch
+from gpusim.api.gpu import MISSING_TORCH, MISSING_TORCH_TO_ESTIMATE, needs_torch
 from gpusim.api.predict import simulate
 from gpusim.api.resolve import Say
 from gpusim.errors import HardwareError, MeasurementError, PlanError
@@ -115,9 +115,9 @@ def capture_spec(
     """Capture one step of a named network or of a file's function.
 
     With `estimate_for`, a hardware model, nothing runs and kernels are estimated for its GPU. Raises `CaptureError`,
-    and `GpuError` without a GPU.
+    and `GpuError` without torch, or without a GPU unless kernels are estimated.
     """
-    with needs_torch():
+    with needs_torch(MISSING_TORCH if estimate_for is None else MISSING_TORCH_TO_ESTIMATE):
         from gpusim.gpu.capture.capture import capture
         from gpusim.gpu.capture.counters import find_ncu, with_counters
         from gpusim.gpu.capture.options import CaptureOptions

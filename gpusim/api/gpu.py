@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MISSING_TORCH: Final = (
     "no GPU: torch is not installed, and this command runs kernels on a CUDA GPU (pip install 'gpusim[gpu]')"
 )
+MISSING_TORCH_TO_ESTIMATE: Final = "torch is not installed, and --estimate records the step with it (pip install torch)"
 
 
 def capture(
@@ -321,11 +322,11 @@ def check_gpu(step: Step, trust_code: bool) -> None:
 
 
 @contextmanager
-def needs_torch() -> Iterator[None]:
-    """Raise `GpuError`, a one-line message, if torch is missing."""
+def needs_torch(message: str = MISSING_TORCH) -> Iterator[None]:
+    """Raise `GpuError` with this one-line message if torch is missing."""
     try:
         yield
     except ModuleNotFoundError as cause:
         if cause.name is None or cause.name.partition(".")[0] != "torch":
             raise
-        raise GpuError(MISSING_TORCH) from cause
+        raise GpuError(message) from cause

@@ -456,6 +456,12 @@ def test_without_torch_the_commands_that_need_it_say_how_to_get_it(command: str,
     assert "pip install 'gpusim[gpu]'" in text_of_error
 
 
+def test_without_torch_an_estimate_says_that_it_needs_torch_and_no_gpu(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from gpusim.cli import main; main()"
+    words = ("m.py:f", "--mode", "infer", "--batch", "1", "--estimate", "-o", tmp_path / "t.json")
+    assert refused(gpusim("capture", *words, code=code)).startswith("gpusim: torch is not installed, and --estimate")
+
+
 def test_without_a_gpu_validate_is_one_line_before_anything_is_captured_or_made(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text('name = "r"\n[[case]]\nspec = "m.py:f"\nmode = "infer"\nbatch = 1\n')
