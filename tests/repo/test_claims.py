@@ -59,6 +59,11 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
     [
         ("blind_again", "a median error of {median} over {schedules} schedules of four steps"),
         (
+            "fair",
+            "a median error of {median}, {largest} at most, {covered} of {schedules} schedules within the 90 % "
+            "interval",
+        ),
+        (
             "blind_intervals",
             "a median error of {median}, {largest} at most, {covered} of {schedules} schedules within the 90 % "
             "interval",
