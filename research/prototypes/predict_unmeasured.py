@@ -2,8 +2,8 @@
 
     python research/prototypes/predict_unmeasured.py OUT.json RECIPE:TRACE...
 
-RECIPE is a file of validate/, TRACE the name of one of its steps. OUT has, for each schedule, the predicted time and the
-90 % interval in ns: by the code of the day when the schedules were chosen, and by today's.
+RECIPE is a file of validate/, TRACE the name of one of its steps. OUT has, for each schedule, the predicted time and
+the 90 % interval in ns: by the code of the day when the schedules were chosen, and by today's.
 """
 
 from __future__ import annotations
