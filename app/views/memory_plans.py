@@ -62,23 +62,26 @@ with st.spinner("Planning with every memory policy ..."):
         st.stop()
 keep_all, best = comparison.keep_all, comparison.best
 numbers = [
-    ("Keeps all", format_bytes(keep_all.peak_bytes), "at the peak"),
+    ("Keeps all", format_bytes(keep_all.peak_bytes), "allocated at the peak"),
     ("GPU memory", format_bytes(capacity), choice.hardware.label),
 ]
 if best is not None and best.outcome is not None:
     outcome = best.outcome
     fastest = f"{best.policy}, {format_bytes(outcome.peak_bytes)}"
     numbers.append(("Fastest that fits", format_ns(outcome.step_ns), fastest))
-limit = f"a budget of {format_bytes(limit_mib * MIB)}" if limit_mib else f"the {format_bytes(capacity)} of the GPU"
+if limit_mib:
+    verb, limit = "allocates", f"a budget of {format_bytes(limit_mib * MIB)}"
+else:  # a GPU must hold what is reserved
+    verb, limit = "reserves", f"the {format_bytes(capacity)} of the GPU"
 if comparison.fits(keep_all):
     html.answer(
-        "yes", f"Yes, without a plan: the step needs {format_bytes(comparison.needed_bytes(keep_all))} of {limit}."
+        "yes", f"Yes, without a plan: the step {verb} {format_bytes(comparison.needed_bytes(keep_all))} of {limit}."
     )
 elif best is not None and best.outcome is not None:
     cost, needed = best.outcome.step_ns / keep_all.step_ns - 1, comparison.needed_bytes(best.outcome)
     html.answer(
         "yes",
-        f"Yes, with a plan: {best.policy} needs {format_bytes(needed)} of {limit}; its step takes {cost:+.1%} time.",
+        f"Yes, with a plan: {best.policy} {verb} {format_bytes(needed)} of {limit}; its step takes {cost:+.1%} time.",
     )
 else:
     html.answer("no", f"No plan brings the step under {limit}.")

@@ -38,7 +38,7 @@ def test_page_has_the_fastest_plan_and_the_peak_and_the_words_of_the_command(
     assert metrics(app)["GPU memory"] == format_bytes(printed["capacity_bytes"])
     assert metrics(app)["Fastest that fits"] == format_ns(printed["best"]["step_ns"])
     assert kind_of_answer(app) == "yes"
-    assert format_bytes(printed["policies"][0]["reserved_bytes"]) in answer(app)
+    assert f"reserves {format_bytes(printed['policies'][0]['reserved_bytes'])} of" in answer(app)
     # The plan of a policy, with its copies, beside the step that keeps all.
     widget(app.selectbox, "Plan shown").set_value("vdnn_all").run()
     assert not app.exception
