@@ -56,6 +56,11 @@ def message(text: str) -> str:
     return shortened(_LONG_WORD.sub(lambda match: shortened(match[0]), _cut_quoted(line)), MESSAGE_CHARACTERS)
 
 
+def first_line(cause: BaseException) -> str:
+    """Return the first line of an error's text that is not empty, or its type."""
+    return next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+
+
 def csv_cell(value: Any) -> Any:
     """Return a cell of a CSV file: numbers unchanged, text visible and never a formula."""
     if not isinstance(value, str):

@@ -18,6 +18,7 @@ import torch
 from gpusim.errors import OperatorError
 from gpusim.formats.trace import KERNEL, Source, Trace
 from gpusim.gpu.inductor import versions
+from gpusim.text import first_line
 
 #: Inductor's own functions that are not operators: target of an op -> name among its `extern_kernels`.
 OWN_FUNCTIONS: Final = {"inductor.bias_addmm": "bias_addmm", "inductor.mm_plus_mm": "_mm_plus_mm"}
@@ -112,7 +113,7 @@ def _refusals() -> Iterator[None]:
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as cause:
-        problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
+        problem = first_line(cause)
         raise OperatorError(f"a kernel of the trace does not compile: {problem[:200]}") from cause
 
 

@@ -22,6 +22,7 @@ from gpusim.gpu.capture.record import Recorded, live_calls, set_roles
 from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.step import compiled_calls
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE, Noted
+from gpusim.text import first_line
 
 Shape = tuple[int, tuple[int, ...], tuple[int, ...], int, str]
 
@@ -48,7 +49,7 @@ def own_step(
     except (CaptureError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as cause:  # torch's tracer raises errors of many kinds
-        problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
+        problem = first_line(cause)
         raise CaptureError(f"Inductor cannot take this step ({problem[:200]}); use the front end 'aten'") from cause
     places = read.places
     joined = _Joined(recorded, list(places.tensors), list(places.storages))

@@ -18,6 +18,7 @@ from gpusim.errors import CaptureError
 from gpusim.gpu.inductor import versions
 from gpusim.gpu.inductor.functional import FunctionalGraph
 from gpusim.gpu.inductor.kernels import start_kernel
+from gpusim.text import first_line
 
 Result = TypeVar("Result")
 
@@ -108,7 +109,7 @@ def compile_graph(
                 raise refused[0] from None
             if isinstance(cause, torch.cuda.OutOfMemoryError):
                 raise
-            problem = (str(cause) or type(cause).__name__).strip().splitlines()[0]
+            problem = first_line(cause)
             raise CaptureError(f"Inductor cannot compile this step ({problem}); use the front end 'aten'") from cause
     raise CaptureError("Inductor wrote no program for this step; use the front end 'aten'")
 

@@ -18,7 +18,7 @@ from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, settings
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.notebook import html_table, short_name, short_repr
-from gpusim.text import short_value
+from gpusim.text import first_line, short_value
 from gpusim.units import counted, format_bytes, format_ns
 
 #: Most captured steps of one callable: for other shapes, modes and options. Further ones run uncaptured.
@@ -218,7 +218,7 @@ class OptimizedStep:
             return None
         except CANNOT as cause:
             self._variants[key] = None
-            self._warn(f"{str(cause).splitlines()[0]}; the step runs as it is")
+            self._warn(f"{first_line(cause)}; the step runs as it is")
         return self._variants[key]
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.steps import as_outside, dtype_of
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.plan.schedule import check_streams
+from gpusim.text import first_line
 
 Part = Literal["inference", "forward", "backward"]
 #: Options of `torch.compile`, as for `gpusim.optimize`.
@@ -199,7 +200,7 @@ class AtenGraph:
             with torch.no_grad(), current(self._maker.executor.device):
                 variant, _ = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
         except CANNOT as cause:
-            self._fail(str(cause).splitlines()[0])
+            self._fail(first_line(cause))
             return
         self._variant = variant
         self._fixed = [(place, args[place].data_ptr()) for place in sorted(static)]

@@ -18,6 +18,7 @@ from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.snapshot import Snapshot, put_back
 from gpusim.gpu.optimize.verify import apart, results_of_step
 from gpusim.gpu.replay.compare import VARIANT_TOLERANCE
+from gpusim.text import first_line
 
 
 def timed_eager(
@@ -70,7 +71,7 @@ def _first_run(step: UserStep) -> Any:
     except (torch.cuda.OutOfMemoryError, GpusimError):
         raise
     except Exception as cause:  # any error of the user's code
-        problem = (str(cause) or type(cause).__name__).splitlines()[0]
+        problem = first_line(cause)
         raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
 
 

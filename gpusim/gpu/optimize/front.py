@@ -21,6 +21,7 @@ from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.steps import Given, as_outside, autocast_of, casting, fixed_copies
 from gpusim.gpu.optimize.variant import Variant
+from gpusim.text import first_line
 
 Say = Callable[[str], None]
 
@@ -71,7 +72,7 @@ def optimize(
         fast = OptimizedStep(given, executor.device, modules, make)
         fast.prepare(args, {})
     except CANNOT as cause:
-        return _as_it_is(given, executor.device, str(cause), warn)
+        return _as_it_is(given, executor.device, first_line(cause), warn)
     assert fast.gain is not None
     sys.stderr.write(f"gpusim.optimize: {fast.gain.text}\n")
     return fast
@@ -81,11 +82,10 @@ def _as_it_is(given: Given, device: torch.device, problem: str, warn: Say | None
     """Return the user's own, with one warning: the model or function, or a step that calls model, loss and
     optimizer.
     """
-    line = problem.splitlines()[0] if problem else "it cannot be captured"
     if warn is not None:
-        warn(line)
+        warn(problem)
     else:
-        warnings.warn(f"gpusim.optimize: {line}; the step runs as it is", stacklevel=4)
+        warnings.warn(f"gpusim.optimize: {problem}; the step runs as it is", stacklevel=4)
     if not given.trains:
         return given.target
 

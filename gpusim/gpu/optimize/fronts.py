@@ -32,6 +32,7 @@ from gpusim.gpu.optimize.image_layout import layout_times
 from gpusim.gpu.optimize.kept_step import made_of
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
+from gpusim.text import first_line
 from gpusim.trace.check import check_trace
 from gpusim.trace.store import structure_hash
 
@@ -155,7 +156,7 @@ class Inductors:
     def leave_out(self, style: str, cause: Exception) -> None:
         """Drop this style from now on."""
         self._made.pop(style, None)
-        self.problem = (str(cause) or type(cause).__name__).splitlines()[0]
+        self.problem = first_line(cause)
         self._say(f"left out Inductor's kernels ({style}): {self.problem}")
 
 

@@ -40,6 +40,7 @@ from gpusim.memplan.evaluate import MemoryEvaluator
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
+from gpusim.text import first_line
 from gpusim.units import format_bytes, format_ns
 
 Say = Callable[[str], None]
@@ -187,7 +188,7 @@ class StepMaker:
             with self.say.stage("check"):
                 verified = self.checker.verified(step, captured, rates, [before], kept)
         except CANNOT_RUN as cause:
-            self.say(f"what was found before does not run: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            self.say(f"what was found before does not run: {first_line(cause)}")
             return None
         for each in (captured, of_kernels):
             each.drop_copies()
@@ -280,7 +281,7 @@ class StepMaker:
                 trace = self.executor.anchored(mixed.captured, mixed.trace)
             self._check_alone(step, captured, rates, mixed.captured, kept)
         except CANNOT_RUN as cause:
-            self.say(f"left out kernels by region: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            self.say(f"left out kernels by region: {first_line(cause)}")
             return []
         mixed = Profiled(mixed.captured, trace, quick_ns(trace, self.executor, self.wanted))
         self.say(f"{mixed.captured.label}: {format_ns(mixed.predicted_ns)} predicted before any search; {mix.text}")
@@ -332,7 +333,7 @@ class StepMaker:
             with self.say.stage("variants"):
                 return self.executor.with_variants(front, trace, tuning_s, self.say)
         except CANNOT_RUN as cause:
-            self.say(f"left out other kernels of its calls: {(str(cause) or type(cause).__name__).splitlines()[0]}")
+            self.say(f"left out other kernels of its calls: {first_line(cause)}")
             return trace
 
     def _facts(self) -> dict[str, str]:

@@ -28,6 +28,7 @@ from gpusim.gpu.optimize.front import optimize
 from gpusim.gpu.optimize.garbage import no_collection
 from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
 from gpusim.gpu.replay.timing import median_interval
+from gpusim.text import first_line
 
 #: Rounds in which contenders take turns, and the length of each contender's part of a round, in ms: long enough that
 #: the GPU's wait for the host's first call hardly counts (`research/2026-11-26-call-parts.md`).
@@ -213,11 +214,6 @@ def _compare(
             deviations[name] = deviation
 
 
-def first_line(cause: BaseException) -> str:
-    """Return the first line of an error's text, or its type."""
-    return (str(cause) or type(cause).__name__).splitlines()[0]
-
-
 class TimeIsUp(BaseException):
     """A peer took too long to make. Not an `Exception`: autotuning ignores the errors of its choices."""
 
@@ -262,7 +258,7 @@ def errors_of_the_gpu() -> Iterator[None]:
     try:
         yield
     except torch.AcceleratorError as cause:
-        raise GpuError(f"{str(cause).splitlines()[0]}; this process cannot use the GPU any more") from cause
+        raise GpuError(f"{first_line(cause)}; this process cannot use the GPU any more") from cause
 
 
 def alone_ns(call: Call, batches: Sequence[tuple[Any, ...]]) -> int:

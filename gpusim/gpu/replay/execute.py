@@ -22,6 +22,7 @@ from gpusim.gpu.replay.saved_facts import VARYING
 from gpusim.gpu.replay.size_rules import is_dense
 from gpusim.gpu.replay.tensors import copy_sharing, flat_results, lies_in_storage, placed_results, restore_elements
 from gpusim.gpu.replay.variants import call_chain, call_here, call_variant
+from gpusim.text import first_line
 from gpusim.trace.fusion import canonical_variants, covered_by
 from gpusim.trace.trust import check_trace_code
 
@@ -159,7 +160,7 @@ class Runner:
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as cause:
-            problem = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+            problem = first_line(cause)
             raise ReplayError(f"op {describe(self.trace.ops[op])} failed: {problem}") from cause
 
     def store(self, op: int, result: Any) -> None:

@@ -90,7 +90,8 @@ class Fails(Net):
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         super().__init__()
-        self.ticks, self.at, self.error, self.notes = itertools.count(1), at, error, {}
+        self.ticks, self.at, self.error = itertools.count(1), at, error
+        self.notes: dict[str, bool] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.notes["first"] = True
@@ -351,6 +352,7 @@ class Failing(CpuExecutor):
     ("error", "words"),
     [
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore"), "CUDA out of memory"),
+        (torch.cuda.OutOfMemoryError(), "OutOfMemoryError"),
         (torch.AcceleratorError("CUDA error: an illegal memory access\nmore"), "illegal memory access"),
     ],
 )
@@ -361,6 +363,22 @@ def test_an_error_of_the_device_leaves_the_model_usable(error: RuntimeError, wor
     assert found is model
     assert words in text
     same_states(model.state_dict(), before)
+
+
+class FailingLater(Failing):
+    def measured(self, captured: Captured, eager_ns: int, say: Callable[[str], None]) -> Any:
+        if captured.options.batch == len(X):
+            return CpuExecutor.measured(self, captured, eager_ns, say)
+        raise self.error
+
+
+def test_an_error_without_a_text_at_another_shape_is_named_by_its_type() -> None:
+    model = net().eval()
+    step = fast(model, X, executor=FailingLater(torch.cuda.OutOfMemoryError()))
+    with torch.no_grad():
+        found, text = warned(lambda: step(X[:2]))
+        close(found, model(X[:2]))
+    assert "OutOfMemoryError" in text
 
 
 class Calibrated(CpuExecutor):
