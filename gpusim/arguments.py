@@ -8,7 +8,7 @@ import os
 from numbers import Real
 from pathlib import Path
 
-from gpusim.defaults import MAX_MEMORY_BYTES
+from gpusim.defaults import MAX_BUDGET_S, MAX_MEMORY_BYTES
 from gpusim.errors import OptionError
 from gpusim.units import parse_bytes
 
@@ -36,6 +36,13 @@ def real(argument: str, value: object, problem: str) -> float:
         if math.isfinite(number):
             return number
     raise OptionError(problem, argument=argument, value=_shown(value))
+
+
+def check_budget(budget_s: object) -> None:
+    """Raise `OptionError` unless it is a possible search time in s: above 0, at most `MAX_BUDGET_S`."""
+    problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
+    if not 0 < real("budget_s", budget_s, problem) <= MAX_BUDGET_S:
+        raise OptionError(problem, argument="budget_s", value=budget_s)
 
 
 def _shown(value: object) -> object:

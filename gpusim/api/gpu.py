@@ -19,8 +19,8 @@ from gpusim.api.resolve import (
     resolve_plan,
     resolve_schedule,
 )
-from gpusim.arguments import memory_bytes, real, whole
-from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
+from gpusim.arguments import check_budget, memory_bytes, whole
+from gpusim.defaults import DEFAULT_HARDWARE, DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.errors import GpuError, OptionError
 from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.formats.trace import Dtype, Frontend, Mode
@@ -204,8 +204,8 @@ def optimize(
     Raises `OptionError` for an argument out of range.
     """
     streams, limit = check_streams(streams), memory_bytes(memory_limit)
-    if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
-        raise OptionError(f"between 0 and {MAX_BUDGET_S:.0f} seconds", argument="budget_s", value=budget_s)
+    if budget_s is not None:
+        check_budget(budget_s)
     with needs_torch():
         from gpusim.gpu.optimize.front import optimize as run
     return run(

@@ -22,7 +22,7 @@ from gpusim.api.resolve import (
     resolve_plan,
     resolve_schedule,
 )
-from gpusim.arguments import file_path, memory_bytes, real, text, whole
+from gpusim.arguments import check_budget, file_path, memory_bytes, text, whole
 from gpusim.defaults import (
     BATCH_NORMS,
     DEFAULT_BATCH_NORM,
@@ -32,7 +32,6 @@ from gpusim.defaults import (
     DEFAULT_POLICY,
     DEFAULT_SEED,
     DEFAULT_STREAMS,
-    MAX_BUDGET_S,
     RECOMMENDED,
 )
 from gpusim.errors import OptionError, UnknownNameError
@@ -110,9 +109,7 @@ def explore(
     step = as_step(step)
     check_searchable(step.trace)
     streams, seed = check_streams(streams), check_seed(seed)
-    problem = f"the search takes between 0 and {MAX_BUDGET_S:.0f} seconds"
-    if not 0 < real("budget_s", budget_s, problem) <= MAX_BUDGET_S:
-        raise OptionError(problem, argument="budget_s", value=budget_s)
+    check_budget(budget_s)
     evaluations = count("evaluations", evaluations)
     limit_bytes = memory_bytes(memory_limit)
     if limit_bytes is not None and not step.trace.tensors:

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 
 import torch
 
-from gpusim.arguments import memory_bytes, real
-from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S
+from gpusim.arguments import check_budget, memory_bytes
+from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.errors import OptionError
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
@@ -90,8 +90,8 @@ def _wanted(options: object) -> Wanted:
         raise OptionError(f"one of {', '.join(OPTIONS)}", argument="options", value=unknown)
     streams = check_streams(options.get("streams", DEFAULT_STREAMS))
     budget_s = options.get("budget_s")
-    if budget_s is not None and not 0 < real("budget_s", budget_s, "a number of seconds above 0") <= MAX_BUDGET_S:
-        raise OptionError(f"between 0 and {MAX_BUDGET_S:.0f} seconds", argument="budget_s", value=budget_s)
+    if budget_s is not None:
+        check_budget(budget_s)
     return Wanted(streams, budget_s, memory_bytes(options.get("memory_limit")), DEFAULT_SEED)
 
 
