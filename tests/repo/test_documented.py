@@ -27,6 +27,13 @@ def test_every_file_that_the_design_names_exists() -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def test_the_map_of_optimize_names_all_its_modules() -> None:
+    package = ROOT / "gpusim" / "gpu" / "optimize"
+    text = (package / "__init__.py").read_text(encoding="utf-8")
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert modules - set(re.findall(r"`(\w+)`", text)) == set()
+
+
 def test_every_layer_of_the_import_contract_exists() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
