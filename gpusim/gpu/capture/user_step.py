@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -28,8 +28,8 @@ Phases = Sequence[tuple[Phase | None, Callable[[Any], Any]]]
 A single phase under None is a whole step that was not split into phases.
 """
 
-#: Types of module attributes that are restored, such as `training` and a model's own counters.
-_PLAIN = (bool, int, float, str, type(None))
+#: Types of attributes and options that are compared and restored, such as `training` and a model's own counters.
+PLAIN_VALUES: Final = (bool, int, float, str, type(None))
 #: Depth of the search for modules and optimizers within objects: a trainer in a list is 1, its model 2.
 DEPTH = 4
 #: Longest list that is searched.
@@ -113,7 +113,7 @@ class Untouched:
         parameters = list(self.step.parameters().values())
         gradients = [parameter.grad for parameter in parameters]
         modules = [m for module in self.step.modules.values() for m in module.modules()]
-        plain = [(m, {k: v for k, v in vars(m).items() if isinstance(v, _PLAIN)}) for m in modules]
+        plain = [(m, {k: v for k, v in vars(m).items() if isinstance(v, PLAIN_VALUES)}) for m in modules]
         rng = rng_state(self.step.device)
         try:
             with optim.counting_on(self.step.device, self.step.optimizers):

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from gpusim.errors import CaptureError
-from gpusim.gpu.capture.user_step import UserStep, rng_state, set_rng_state
+from gpusim.gpu.capture.user_step import PLAIN_VALUES, UserStep, rng_state, set_rng_state
 from gpusim.gpu.optimize.python_state import ModuleState, PythonState
 from gpusim.gpu.replay.tensors import restore_elements
 
-#: Types of module attributes that are compared.
-_PLAIN = (bool, int, float, str, type(None))
 #: End of the names of a module's dicts of hooks, and of the options of these.
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
@@ -154,7 +152,7 @@ class Snapshot:
         for optimizer, groups in zip(self.step.optimizers, self._groups, strict=True):
             for group, before in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in before.items():
-                    if isinstance(value, _PLAIN) and group.get(key) != value:
+                    if isinstance(value, PLAIN_VALUES) and group.get(key) != value:
                         kind = type(optimizer).__name__
                         raise CaptureError(
                             f"the step changes '{key}' of {kind}; do that between steps (scheduler.step())"
@@ -180,7 +178,7 @@ def _ids(buffers: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
 
 
 def _plain(module: torch.nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
+    return {key: value for key, value in vars(module).items() if isinstance(value, PLAIN_VALUES)}
 
 
 @contextmanager
