@@ -66,6 +66,26 @@ class Tried:
     sequential: Candidate
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A recorded step that needs a schedule."""
+
+    step: UserStep
+    captured: Captured
+    """The step as ATen calls."""
+    rates: LearningRates
+    inductors: Inductors
+    """The step as Inductor's kernels."""
+    kept: frozenset[int]
+    eager_ns: int
+    end: float
+    """When searches have to begin, by `perf_counter`."""
+
+    def left_s(self) -> float:
+        """Return the time until then, in s."""
+        return self.end - perf_counter()
+
+
 class StepMaker:
     """Maker of optimized steps: capture, search and verification, on one executor."""
 
@@ -110,29 +130,29 @@ class StepMaker:
         self.say("recording its operators")
         with self.say.stage("recording"), put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs, roots)
-        other = Inductors(step, captured, self.wanted.inductor, self.executor.brief_ns, self.say)
+        inductors = Inductors(step, captured, self.wanted.inductor, self.executor.brief_ns, self.say)
+        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S[options.mode]
+        task = _Task(step, captured, rates, inductors, kept, eager_ns, end)
         facts = self._facts()
-        found = self._found_before(step, captured, rates, facts, other, kept, eager_ns)
+        found = self._found_before(task, facts)
         if found is not None:
             return found
-        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S[options.mode]
         hardware, calibrated = self.executor.hardware()
         with compiling_ahead(hardware) as wait_for_engine:
-            fronts = self._fronts(captured, other, lambda: end - VARIANTS_S - perf_counter())
+            fronts = self._fronts(task)
             with self.say.stage("engine"):
                 wait_for_engine()
                 warm_up(hardware)
         captured.graph = None
         with quick_collections():
-            profiled = self._profiled(step, captured, rates, fronts, other, kept, eager_ns)
-            mixed = self._mixed(step, captured, rates, profiled, kept, lambda: end - perf_counter())
-            profiled = _promising([*profiled, *mixed])
-            tried = self._tried(step, captured, profiled, other, lambda: end - perf_counter())
+            profiled = self._profiled(task, fronts)
+            mixed = self._mixed(task, profiled)
+            tried = self._tried(task, _promising([*profiled, *mixed]))
             with self.say.stage("trial"):
                 ranked = in_turns([each.ranked for each in tried], self.executor)
             with self.say.stage("check"):
                 sequential = [each.sequential for each in tried]
-                verified = self.checker.verified(step, captured, rates, ranked, kept, sequential)
+                verified = self._verified(task, ranked, sequential)
         for each in (captured, *fronts, *(mine.captured for mine in mixed)):
             each.drop_copies()
         chosen = verified.candidate
@@ -154,30 +174,25 @@ class StepMaker:
             captured.trace, facts, front.trace, made.style, chosen.schedule, chosen.plan, measured, self.say, as_kernels
         )
         decided_by = "search and trial" if calibrated else "trial alone (this GPU is not calibrated)"
-        without = "" if any(each.captured.frontend == "inductor" for each in tried) else other.problem
+        without = "" if any(each.captured.frontend == "inductor" for each in tried) else inductors.problem
         return self._gained(
             verified, eager_ns, front.sequential.time_ns, front.sequential.predicted_ns, decided_by, without
         )
 
-    def _found_before(
-        self,
-        step: UserStep,
-        captured: Captured,
-        rates: LearningRates,
-        facts: dict[str, str],
-        other: Inductors,
-        kept: frozenset[int],
-        eager_ns: int,
-    ) -> tuple[Variant, Gain] | None:
+    def _verified(self, task: _Task, ranked: Sequence[Candidate], sequential: Sequence[Candidate] = ()) -> Checked:
+        return self.checker.verified(task.step, task.captured, task.rates, ranked, task.kept, sequential)
+
+    def _found_before(self, task: _Task, facts: dict[str, str]) -> tuple[Variant, Gain] | None:
         """Return the schedule that the cache has for this step, or None where there is none or it does not run."""
+        captured, inductors = task.captured, task.inductors
         with self.say.stage("cache"):
-            cached = cache.find(captured.trace, facts, lambda entry, file: other.again(entry, file).trace, self.say)
+            cached = cache.find(captured.trace, facts, lambda entry, file: inductors.again(entry, file).trace, self.say)
         if cached is None:
             return None
         entry, trace, schedule, plan = cached
-        of_kernels = other.in_style(entry.style) if entry.frontend == "inductor" else captured
+        of_kernels = inductors.in_style(entry.style) if entry.frontend == "inductor" else captured
         try:
-            with self.say.stage("cache"), put_back(step), restored(captured):
+            with self.say.stage("cache"), put_back(task.step), restored(captured):
                 ready = self._prepared(of_kernels, trace, schedule, plan)
             limit_bytes = self.wanted.memory_limit_bytes
             if limit_bytes is not None and ready.peak_bytes > limit_bytes:
@@ -186,14 +201,14 @@ class StepMaker:
                 of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
             )
             with self.say.stage("check"):
-                verified = self.checker.verified(step, captured, rates, [before], kept)
+                verified = self._verified(task, [before])
         except CANNOT_RUN as cause:
             self.say(f"what was found before does not run: {first_line(cause)}")
             return None
         for each in (captured, of_kernels):
             each.drop_copies()
         return self._gained(
-            verified, eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
+            verified, task.eager_ns, entry.sequential_ns, entry.predicted_sequential_ns, "what was found before"
         )
 
     def _prepared(self, of_kernels: Captured, trace: Trace, schedule: Schedule, plan: MemoryPlan | None) -> Ready:
@@ -204,26 +219,18 @@ class StepMaker:
         evaluator = MemoryEvaluator(OpGraph.build(trace, hardware))
         return prepare_memory(of_kernels, evaluator, evaluator.evaluate(plan), self.executor.device, self.say).ready
 
-    def _fronts(self, captured: Captured, other: Inductors, left_s: Callable[[], float]) -> list[Captured]:
+    def _fronts(self, task: _Task) -> list[Captured]:
         """Return the step with each kind of kernels to try. Raises `CaptureError` where there are none."""
-        fronts = [captured] if "aten" in self.wanted.frontends else []
-        first = other.first()
+        fronts = [task.captured] if "aten" in self.wanted.frontends else []
+        first = task.inductors.first()
         if first is not None:
-            fronts += [first, *(other.others(left_s) if self.wanted.kernels else ())]
+            others = task.inductors.others(lambda: task.left_s() - VARIANTS_S) if self.wanted.kernels else ()
+            fronts += [first, *others]
         if not fronts:
-            raise CaptureError(other.problem or "no kernels are asked for")
+            raise CaptureError(task.inductors.problem or "no kernels are asked for")
         return fronts
 
-    def _profiled(
-        self,
-        step: UserStep,
-        captured: Captured,
-        rates: LearningRates,
-        fronts: Sequence[Captured],
-        other: Inductors,
-        kept: frozenset[int],
-        eager_ns: int,
-    ) -> list[Profiled]:
+    def _profiled(self, task: _Task, fronts: Sequence[Captured]) -> list[Profiled]:
         """Return the fronts with times. Raises the first one's error if all fail.
 
         ATen's calls come first, as Inductor's kernels are compiled meanwhile. One style of these is compared with eager
@@ -236,35 +243,28 @@ class StepMaker:
             try:
                 with self.say.stage("compiling"):
                     _ = front.functions  # waits until they are compiled
-                if front is not captured and not checked:
-                    self._check_alone(step, captured, rates, front, kept)
+                if front is not task.captured and not checked:
+                    self._check_alone(task, front)
                     checked = True
-                with self.say.stage("profiling"), put_back(step), restored(captured):
-                    trace = self.executor.measured(front, eager_ns, self.say)
+                with self.say.stage("profiling"), put_back(task.step), restored(task.captured):
+                    trace = self.executor.measured(front, task.eager_ns, self.say)
                 timed.append(Profiled(front, trace, quick_ns(trace, self.executor, self.wanted)))
                 self.say(f"{front.label}: {format_ns(timed[-1].predicted_ns)} predicted before any search")
             except CANNOT_RUN as cause:
                 problem = problem or cause
-                if front is not captured:
-                    other.leave_out(front.style, cause)
+                if front is not task.captured:
+                    task.inductors.leave_out(front.style, cause)
         if not timed:
             assert problem is not None
             raise problem
         return timed
 
-    def _mixed(
-        self,
-        step: UserStep,
-        captured: Captured,
-        rates: LearningRates,
-        profiled: Sequence[Profiled],
-        kept: frozenset[int],
-        left_s: Callable[[], float],
-    ) -> list[Profiled]:
+    def _mixed(self, task: _Task, profiled: Sequence[Profiled]) -> list[Profiled]:
         """Return the step with the kernels of both front ends, chosen by region, where that is predicted faster."""
+        captured = task.captured
         calls = [each for each in profiled if each.captured is captured]
         kernels = [each for each in profiled if each.captured is not captured] if self.wanted.kernels else []
-        begin, limit_s = perf_counter(), min(CHOICE_S[captured.options.mode], left_s() - VARIANTS_S)
+        begin, limit_s = perf_counter(), min(CHOICE_S[captured.options.mode], task.left_s() - VARIANTS_S)
         try:
             with self.say.stage("regions"):
                 mix = calls and best_mix(
@@ -276,10 +276,10 @@ class StepMaker:
                 )
             if not mix:
                 return []
-            with self.say.stage("regions"), put_back(step), restored(captured):
-                mixed = mix.made(step)
+            with self.say.stage("regions"), put_back(task.step), restored(captured):
+                mixed = mix.made(task.step)
                 trace = self.executor.anchored(mixed.captured, mixed.trace)
-            self._check_alone(step, captured, rates, mixed.captured, kept)
+            self._check_alone(task, mixed.captured)
         except CANNOT_RUN as cause:
             self.say(f"left out kernels by region: {first_line(cause)}")
             return []
@@ -287,39 +287,30 @@ class StepMaker:
         self.say(f"{mixed.captured.label}: {format_ns(mixed.predicted_ns)} predicted before any search; {mix.text}")
         return [mixed]
 
-    def _check_alone(
-        self, step: UserStep, captured: Captured, rates: LearningRates, front: Captured, kept: frozenset[int]
-    ) -> None:
+    def _check_alone(self, task: _Task, front: Captured) -> None:
         """Compare a front with eager, its ops in sequence. Raises `ReplayError`."""
         alone = Schedule.in_recorded_order(len(front.trace.ops))
         with self.say.stage("check"):
-            with put_back(step), restored(captured):
+            with put_back(task.step), restored(task.captured):
                 ready = self.executor.prepare(front, front.trace, alone)
-            self.checker.verified(step, captured, rates, [Candidate(front, alone, ready, 0, 0)], kept)
+            self._verified(task, [Candidate(front, alone, ready, 0, 0)])
 
-    def _tried(
-        self,
-        step: UserStep,
-        captured: Captured,
-        profiled: Sequence[Profiled],
-        other: Inductors,
-        left_s: Callable[[], float],
-    ) -> list[Tried]:
+    def _tried(self, task: _Task, profiled: Sequence[Profiled]) -> list[Tried]:
         """Return schedules of the step with each of these kernels. Raises the first one's error where all fail."""
         tried: list[Tried] = []
         problem: Exception | None = None
         for each in profiled:
             front, trace = each.captured, each.trace
             try:
-                with put_back(step), restored(captured):
-                    if self.wanted.kernels and left_s() >= VARIANTS_S:
-                        trace = self._with_variants(front, trace, left_s() - VARIANTS_S)
+                with put_back(task.step), restored(task.captured):
+                    if self.wanted.kernels and task.left_s() >= VARIANTS_S:
+                        trace = self._with_variants(front, trace, task.left_s() - VARIANTS_S)
                     budget_s = self.wanted.search_s / len(profiled)
                     ranked = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
             except CANNOT_RUN as cause:
                 problem = problem or cause
-                if front is not captured:
-                    other.leave_out(front.style, cause)
+                if front is not task.captured:
+                    task.inductors.leave_out(front.style, cause)
                 continue
             tried.append(Tried(front, trace, *ranked))
         if not tried:
