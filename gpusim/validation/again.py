@@ -23,6 +23,7 @@ from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again, plans_path
 from gpusim.validation.replayed import SUFFIX, read_replayed
+from gpusim.validation.stages import trace_path
 
 
 def trace_files(results: Path) -> dict[str, Path]:
@@ -38,8 +39,11 @@ def trace_files(results: Path) -> dict[str, Path]:
     stored = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}
     # Not `read_recipe`, which resolves traces: paths in a recipe are relative to where it was run.
     recipe = place / f"{name}.toml"
-    named = read_toml(recipe, Recipe, RecipeError).case if os.path.isfile(recipe) else ()
-    files = [place.parent / case.trace for case in named if case.trace is not None and case.trace.endswith(".json.gz")]
+    files = []
+    if os.path.isfile(recipe):
+        read = read_toml(recipe, Recipe, RecipeError)
+        named = [case for case in read.case if case.trace is not None and case.trace.endswith(".json.gz")]
+        files = [place.parent / trace_path(case, read) for case in named]
     given = {file.name.removesuffix(".json.gz"): file for file in files if is_file(file)}
     return {**bundled_traces(), **stored, **given}
 
