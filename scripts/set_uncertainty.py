@@ -34,7 +34,15 @@ from gpusim.validation.again import replayed_schedules
 NETWORKS = Path(__file__).resolve().parent.parent / "validate" / "networks"
 CONVOLUTIONAL, VISION_TRANSFORMER = "convolutional", "vision transformer"
 #: Networks of libraries that are no convolutional ones; `validate/networks` has a file for each other kind.
-VISION_TRANSFORMERS = ("vit_b_16", "swin_t", "maxvit_t", "deit3_small_patch16_224", "beit_base_patch16_224")
+VISION_TRANSFORMERS = (
+    "vit_b_16",
+    "swin_t",
+    "maxvit_t",
+    "deit3_small_patch16_224",
+    "beit_base_patch16_224",
+    "crossvit_9_240",
+    "coatnet_0_rw_224",
+)
 COVERED = 0.9
 #: Decimals of the numbers written.
 DIGITS = 3
