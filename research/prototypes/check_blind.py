@@ -25,9 +25,9 @@ SETS = {
     "blind_kinds": (("3010061",), "blind_kinds_h200_20261124", ("blind_kinds",)),
     "blind_intervals": (("1450b22",), "blind_intervals_h200_20261126", ("blind_intervals",)),
     "neighbours": (
-        ("382bc5f", "89111b9"),
+        ("382bc5f", "89111b9", "f4b5e27"),
         "neighbours_h200_20261124",
-        ("search_inference", "search_training", "kinds"),
+        ("search_inference", "search_training", "search_training_32", "search_training_large", "kinds"),
     ),
     "fair": (
         ("5b5fac0",),
