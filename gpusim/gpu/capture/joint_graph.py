@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.gpu.capture.calls import JointGraph, State, Value
-from gpusim.gpu.capture.listen import Layers, Listener
+from gpusim.gpu.capture.layers import Layers
+from gpusim.gpu.capture.listen import Listener
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.capture.users_errors import users_code
 from gpusim.gpu.replay.tensors import copy_sharing

@@ -6,11 +6,9 @@ same state as the step; a tensor that exists before the step is copied when a ca
 
 from __future__ import annotations
 
-import bisect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -19,7 +17,6 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import autograd_would_have_decomposed
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +27,7 @@ from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data, with_split_convolutions
 from gpusim.gpu.capture.constants import Constants
 from gpusim.gpu.capture.gradient_flow import GradientFlow, is_numbers
+from gpusim.gpu.capture.layers import Layers
 from gpusim.gpu.capture.users_errors import GPUSIM, TORCH, is_users
 from gpusim.gpu.device import is_another_gpu
 from gpusim.gpu.replay.operators import is_random
@@ -40,8 +38,6 @@ _CHECKPOINT: Final = str(Path(TORCH) / "utils" / "checkpoint.py")
 _AUTOGRAD: Final = str(Path(TORCH) / "autograd" / "__init__.py")
 #: The command line calls no code of the user's but the model, so what called it is no place in the user's code.
 _COMMANDS: Final = os.path.join(GPUSIM, "cli", "")
-#: Autograd nodes without a place in the forward, which add to `.grad`, have a number beyond all others.
-_NO_NUMBER: Final = 2**62
 #: Operators that return their input unchanged.
 _SAME: Final = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 #: Operators whose result is a view that torch reads in another way, by a bit that no address shows -> the same in
@@ -56,55 +52,6 @@ _READS_PAST: Final = {
     torch.Tensor.tolist: "tolist()",
     torch.Tensor.__array__: "a conversion to a NumPy array",
 }
-
-
-class Layers:
-    """The current layer, and the layer of each autograd node."""
-
-    def __init__(self, names: Mapping[torch.nn.Module, str], owners: Mapping[int, str]) -> None:
-        self.names = names
-        self.owners = owners
-        """Layer of a parameter, by the parameter's id."""
-        self._stack = [""]
-        self._numbers: list[int] = []
-        self._paths: list[str] = []
-
-    @contextmanager
-    def follow(self) -> Iterator[None]:
-        """Track the calls of all modules."""
-        handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        self._stack.append(self.names.get(module) or self._stack[-1])
-        self._note()
-
-    def _leave(self, *_: Any) -> None:
-        self._stack.pop()
-        self._note()
-
-    def _note(self) -> None:
-        self._numbers.append(torch.autograd._get_sequence_nr())
-        self._paths.append(self._stack[-1])
-
-    def now(self) -> str:
-        """Return the layer whose forward is running."""
-        return self._stack[-1]
-
-    def of_node(self, node: Any) -> str:
-        """Return the layer whose forward made an autograd node."""
-        number = node._sequence_nr()
-        if number >= _NO_NUMBER:
-            return self.owners.get(id(getattr(node, "variable", None)), "")
-        index = bisect.bisect_right(self._numbers, number) - 1
-        return self._paths[index] if index >= 0 else ""
 
 
 class Listener(TorchDispatchMode):

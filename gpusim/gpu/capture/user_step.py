@@ -18,7 +18,8 @@ from gpusim.formats.trace import Phase, Role
 from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.calls import Call, JointGraph, OwnResults, State, Value
 from gpusim.gpu.capture.joint_graph import layer_names
-from gpusim.gpu.capture.listen import Layers, Listener
+from gpusim.gpu.capture.layers import Layers
+from gpusim.gpu.capture.listen import Listener
 from gpusim.gpu.capture.users_errors import users_code
 from gpusim.gpu.replay.tensors import equal_elements, restore_elements
 
