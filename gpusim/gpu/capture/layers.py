@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,6 +22,7 @@ class Layers:
         self.names = names
         self.owners = owners
         """Layer of a parameter, by the parameter's id."""
+        self._thread = threading.get_ident()
         self._stack = [""]
         self._numbers: list[int] = []
         self._paths: list[str] = []
@@ -39,12 +41,22 @@ class Layers:
                 handle.remove()
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        self._stack.append(self.names.get(module) or self._stack[-1])
-        self._note()
+        if self._is_own(module):
+            self._stack.append(self.names.get(module) or self._stack[-1])
+            self._note()
 
-    def _leave(self, *_: Any) -> None:
-        self._stack.pop()
-        self._note()
+    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+        if self._is_own(module):
+            self._stack.pop()
+            self._note()
+
+    def _is_own(self, module: torch.nn.Module) -> bool:
+        """Whether this is a call of the step: threads of the user's may call modules, too.
+
+        Threads of autograd run modules that a checkpoint runs again.
+        """
+        ours = threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
+        return ours and module in self.names
 
     def _note(self) -> None:
         self._numbers.append(torch.autograd._get_sequence_nr())
@@ -61,3 +73,8 @@ class Layers:
             return self.owners.get(id(getattr(node, "variable", None)), "")
         index = bisect.bisect_right(self._numbers, number) - 1
         return self._paths[index] if index >= 0 else ""
+
+
+def is_layers(hook: Any) -> bool:
+    """Whether a hook on all modules is one of `Layers`."""
+    return isinstance(getattr(hook, "__self__", None), Layers)

@@ -7,7 +7,7 @@ makes a step on fixed inputs of it, and `callable` chooses a captured step at ea
 changes; `captured`, `lists` and `optimizers` record it; `fronts`, `fused`, `image_layout` and `mix` choose kernels;
 `choose` searches and tries schedules, `memory` makes memory plans; `check` and `verify` compare with eager; `cache` and
 `kept_step` keep what was found. `executors` has what depends on the device: `on_cuda`, or `arena_runner` on a CPU.
-`progress` and `garbage` surround the work.
+`alone`, `progress` and `garbage` surround the work.
 
 `variant` runs a captured step: `copies` and `turns` around the graph, `slots` and `layouts` for the user's tensors. It
 looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `reach` and `names` find in the code,

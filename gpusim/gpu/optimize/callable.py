@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Frontend
+from gpusim.gpu.optimize.alone import alone
 from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, settings
 from gpusim.gpu.optimize.variant import Variant
@@ -201,7 +202,10 @@ class OptimizedStep:
         return tensors, (shapes, others, self._modes.number(), autocast_of(self._device), settings())
 
     def _other(self, key: Any, former: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
-        """Return a step for new arguments, or in place of a `former` one, captured unless there are too many."""
+        """Return a step for new arguments, or in place of a `former` one, captured unless there are too many.
+
+        None while another step is being optimized.
+        """
         if former is not None:
             self._short[key] = self._short[key] + 1 if former.calls < SHORT_CALLS else 0
             if self._short[key] > MOST_SHORT:
@@ -213,7 +217,10 @@ class OptimizedStep:
             self._warn(f"more than {MOST_VARIANTS} shapes, modes or options: further ones run as they are")
             return None
         try:
-            self._prepared(key, args, kwargs)
+            with alone(wait=False) as free:
+                if not free:
+                    return None
+                self._prepared(key, args, kwargs)
         except StepError:
             return None
         except CANNOT as cause:
@@ -223,7 +230,10 @@ class OptimizedStep:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture and search for these arguments. Raises the errors in `CANNOT`."""
-        self._prepared(self._key(args, kwargs)[1], args, kwargs)
+        with alone(wait=True) as free:
+            if not free:
+                raise CaptureError("it is a part of a step that is being optimized")
+            self._prepared(self._key(args, kwargs)[1], args, kwargs)
 
     def _prepared(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._variants[key], self.gain = self._make(args, kwargs)

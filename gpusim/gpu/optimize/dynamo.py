@@ -21,6 +21,7 @@ from gpusim.errors import OptionError
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.device import current
+from gpusim.gpu.optimize.alone import alone
 from gpusim.gpu.optimize.callable import CANNOT
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import Executor
@@ -155,8 +156,9 @@ class AtenGraph:
         inputs.clear()
         with self._lock:
             if self._variant is None and not self._failed:
-                with as_outside():
-                    self._make(args)
+                with alone(wait=False) as free, as_outside():
+                    if free:
+                        self._make(args)
             variant = self._variant
             if variant is not None and self._fits(args) and not (self._saved is not None and self._saved.in_use()):
                 return variant.run([args[place] for place in self._copied])

@@ -13,6 +13,7 @@ from torch.nn.modules import module as modules_of_torch
 from torch.optim import optimizer as optimizers_of_torch
 from torch.utils.hooks import RemovableHandle
 
+from gpusim.gpu.capture.layers import is_layers
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.optimize.unchanged import Contents, KeyedValues
 
@@ -73,7 +74,7 @@ class Hooks:
 
     def _now(self) -> Iterator[tuple[int, str, Any]]:
         for number, name, hooks in self._all():
-            yield from ((number, name, hook) for hook in list(hooks.values()))
+            yield from ((number, name, hook) for hook in list(hooks.values()) if not is_layers(hook))
 
     def _all(self) -> Iterator[tuple[int, str, dict[int, Any]]]:
         for number, (holder, names) in enumerate(self._holders):

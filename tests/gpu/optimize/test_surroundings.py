@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import pickle
 import random
 import threading
@@ -346,6 +347,105 @@ def test_threads_may_call_one_step() -> None:
         thread.join()
     assert wrong == []
     assert len(step._variants) == 2
+
+
+class Waits(nn.Module):
+    """A module whose call lasts until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.left = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.entered.set()
+        assert self.left.wait(60)
+        return x
+
+
+def in_thread(work: Callable[[], object]) -> list[Exception]:
+    """Run work in another thread, and return its error, if any."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as cause:
+            errors.append(cause)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return errors
+
+
+def test_modules_of_other_threads_are_no_layers_of_a_recorded_step() -> None:
+    """The other module's call begins in one run that is recorded, and ends in the next."""
+    x = batches(1)[0][0]
+    waits, ticks = Waits(), itertools.count(1)
+    other = threading.Thread(target=lambda: waits(x))
+    model = net().eval()
+
+    def begin_or_end(run: int) -> None:
+        if run == 3:  # the first of the recording
+            other.start()
+            assert waits.entered.wait(60)
+        elif run == 4:
+            waits.left.set()
+            other.join()
+
+    runs = iter(lambda: begin_or_end(next(ticks)), 0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        next(runs)
+        with torch.no_grad():
+            return model(x)
+
+    assert isinstance(fast(step, x), OptimizedStep)
+    assert next(ticks) > 4
+
+
+def calls_in_thread(step: Callable[..., Any], x: torch.Tensor) -> Iterator[list[Exception]]:
+    """Yield the errors of calls in another thread; no generator, as a step could look into it."""
+    return iter(lambda: in_thread(lambda: step(x)), None)
+
+
+def test_a_captured_step_runs_while_another_is_recorded() -> None:
+    """The hooks of the recording are none of the user's."""
+    x = batches(1)[0][0]
+    inner, model = fast(net().eval(), x), net(seed=1).eval()
+    (variant,) = inner._variants.values()
+    calls, ticks = calls_in_thread(inner, x), itertools.count(1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        next(ticks)
+        assert next(calls) == []
+        with torch.no_grad():
+            return model(x)
+
+    before = variant.calls
+    assert isinstance(fast(step, x), OptimizedStep)
+    assert variant.calls - before == next(ticks) - 1 > 5
+
+
+def test_one_step_is_optimized_at_a_time() -> None:
+    """Meanwhile new shapes run as they are, and what the step itself optimizes comes back."""
+    x = batches(1)[0][0]
+    model = net(seed=1).eval()
+    inner = fast(model, x)
+    made = captures(inner)
+    calls = calls_in_thread(inner, x[:2])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        assert next(calls) == []
+        with torch.no_grad():
+            return model(x)
+
+    assert isinstance(fast(step, x), OptimizedStep)
+    assert made == []
+    close(inner(x[:2]), model(x[:2]))
+    assert made == [1]
+    with pytest.warns(UserWarning, match="a part of a step that is being optimized"):
+        fast(lambda x: fast(model, x)(x), x)
 
 
 @pytest.mark.parametrize("doing", [copy.copy, copy.deepcopy, pickle.dumps])
