@@ -19,7 +19,7 @@ from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Frontend, Mode, Role, Trace
 from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.capture import capture_recorded
-from gpusim.gpu.capture.options import CaptureOptions, check_frontend
+from gpusim.gpu.capture.options import CaptureOptions, as_recorded, check_frontend
 from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
 from gpusim.gpu.device import explain_out_of_memory, is_another_gpu, precision, require_gpu, without_autocast
 
@@ -69,7 +69,7 @@ def capture(
     )
     mode: Mode = "infer" if loss is None and optimizer is None else "train"
     options = options_of(step, _spec(type(model)), mode, dtype, bool(autocast), seed, variants, frontend)
-    return _capture(step, options, say)
+    return _capture(step, options, say, True)
 
 
 @explain_out_of_memory
@@ -91,21 +91,23 @@ def capture_step(
 
     The function is called several times and must make the same calls each time. Modules and optimizers are found
     through its closure, globals and arguments; their changes are undone. Arguments and errors are those of `capture`;
-    `mode` defaults to `train` where the function reaches an optimizer.
+    `mode` defaults to `train` where the function reaches an optimizer or computes gradients.
     """
     step = function_step(function, inputs, require_gpu(), kwargs=kwargs, name=name)
-    if mode is None:
-        mode = "train" if step.optimizers else "infer"
-    return _capture(step, options_of(step, _spec(function), mode, dtype, False, seed, variants, frontend), say)
+    least: Mode = "train" if step.optimizers else "infer"
+    options = options_of(step, _spec(function), mode or least, dtype, False, seed, variants, frontend)
+    return _capture(step, options, say, mode is not None)
 
 
-def _capture(step: UserStep, options: CaptureOptions, say: Say) -> Trace:
+def _capture(step: UserStep, options: CaptureOptions, say: Say, mode_is_given: bool) -> Trace:
     """Record, check and measure a step, for `capture` and `capture_step`."""
     check_frontend(options)
     plain = without_autocast(step.device)  # recorded calls are below it
     with plain, precision(options.dtype), Untouched(step).around() as untouched:
         say("recording its operators")
         graph = record_step(step, untouched, options.seed)
+        if not mode_is_given:
+            options = as_recorded(options, graph.calls)
         return capture_recorded(step, graph, options, step.device, say).trace
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from gpusim.defaults import DEFAULT_SEED
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode
+from gpusim.gpu.capture.calls import Call
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE, settings_of
 from gpusim.gpu.inductor.versions import require_supported
 
@@ -31,6 +32,14 @@ class CaptureOptions:
     variants: bool = False
     """Whether to measure other kernels of the operators that have some."""
     command: str = ""
+
+
+def as_recorded(options: CaptureOptions, calls: Sequence[Call]) -> CaptureOptions:
+    """Return the options with the mode `train` where these calls of the step compute gradients.
+
+    A function may call `backward` and leave the optimizer to its caller.
+    """
+    return replace(options, mode="train") if any(call.phase == "backward" for call in calls) else options
 
 
 def check_frontend(options: CaptureOptions) -> None:

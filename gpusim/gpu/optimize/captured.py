@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Frontend, Trace
 from gpusim.gpu.capture.calls import JointGraph
-from gpusim.gpu.capture.options import CaptureOptions
+from gpusim.gpu.capture.options import CaptureOptions, as_recorded
 from gpusim.gpu.capture.rebuild import rebuild
 from gpusim.gpu.capture.record import Recorded
 from gpusim.gpu.capture.user_step import Untouched, UserStep, record_step
@@ -120,6 +120,7 @@ def capture_bound(
     watched = _Watched(step)
     with Untouched(step).around() as untouched, rates.in_use():
         graph = record_step(watched.step, untouched, options.seed)
+        options = as_recorded(options, graph.calls)
         if graph.fixed:
             raise CaptureError(f"a number that changes from step to step cannot be captured: {graph.fixed[0]}")
         # One launch takes only that many tensors anyway; in parts, early gradients are used early.

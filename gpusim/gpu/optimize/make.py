@@ -131,7 +131,7 @@ class StepMaker:
         with self.say.stage("recording"), put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs, roots)
         inductors = Inductors(step, captured, self.wanted.inductor, self.executor.brief_ns, self.say)
-        end = begin + LIMIT_S[options.mode] - self.wanted.search_s - TRIALS_S[options.mode]
+        end = begin + LIMIT_S[captured.options.mode] - self.wanted.search_s - TRIALS_S[captured.options.mode]
         task = _Task(step, captured, rates, inductors, kept, eager_ns, end)
         facts = self._facts()
         found = self._found_before(task, facts)

@@ -257,6 +257,15 @@ def accumulating(model: nn.Module) -> Callable[..., torch.Tensor]:
     return step
 
 
+def modes_of(step: OptimizedStep) -> set[str]:
+    return {variant.captured.options.mode for variant in step._variants.values() if variant is not None}
+
+
+def test_a_function_without_gradients_and_optimizer_is_inference() -> None:
+    model = net().eval()
+    assert modes_of(fast(lambda x: model(x), batches(1)[0][:1])) == {"infer"}
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_accumulate_over_calls(to_none: bool) -> None:
     model = net()
@@ -265,6 +274,7 @@ def test_gradients_accumulate_over_calls(to_none: bool) -> None:
     mine = fast(accumulating(model), batches(1)[0])
     assert isinstance(mine, OptimizedStep)
     theirs = accumulating(other)
+    assert modes_of(mine) == {"train"}  # its layouts, kernels and time limits are those of training
     for number, (x, y) in enumerate(batches(8)):
         close(mine(x, y), theirs(x, y))
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
