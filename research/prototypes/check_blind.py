@@ -25,7 +25,7 @@ SETS = {
     "blind_kinds": (("3010061",), "blind_kinds_h200_20261124", ("blind_kinds",)),
     "blind_intervals": (("1450b22",), "blind_intervals_h200_20261126", ("blind_intervals",)),
     "neighbours": (
-        ("382bc5f", "89111b9", "f4b5e27"),
+        ("382bc5f", "89111b9", "f4b5e27", "15b75e6"),
         "neighbours_h200_20261124",
         ("search_inference", "search_training", "search_training_32", "search_training_large", "kinds"),
     ),
