@@ -62,7 +62,8 @@ class Need:
         """Return the interval [low, high) of the input, within its `extent`; empty if `low >= high`."""
         wanted_low, wanted_high = self.padded(low, high, extent, output_extent)
         empty = low >= high
-        first, last = np.clip(wanted_low, 0, extent), np.clip(wanted_high, 0, extent)
+        # Four times as fast as `np.clip` on so few numbers.
+        first, last = (np.minimum(np.maximum(each, 0), extent) for each in (wanted_low, wanted_high))
         return np.where(empty, 0, first), np.where(empty, 0, np.maximum(first, last))
 
     def padded(self, low: IntOrInts, high: IntOrInts, extent: int, output_extent: int) -> tuple[IntOrInts, IntOrInts]:
