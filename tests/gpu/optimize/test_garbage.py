@@ -28,8 +28,8 @@ class Ring:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_frozen() -> Iterator[None]:
-    """Unlike in other tests: tests/conftest.py freezes what is imported."""
+def _frozen() -> Iterator[None]:
+    """Freeze nothing, unlike in other tests: tests/conftest.py freezes what is imported."""
     gc.unfreeze()
     yield
     gc.enable()
