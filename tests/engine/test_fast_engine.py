@@ -140,7 +140,7 @@ def test_as_many_groups_of_sms_as_there_can_be_end_in_the_same_order() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_more_ready_kernels_than_grid_slots_start_in_the_same_order(mode: LaunchMode) -> None:
     dice = random.Random(0)
-    tasks = [task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 200) for number in range(320)]
+    tasks = [task(dice.choice((100.0, 250.5)), part=0.01, queue=number % 160) for number in range(200)]
     assert_equal(plan(*tasks, mode=mode), make_hardware(front_end_ns=1.5, launch_ns=1.0, queues=32))
 
 
