@@ -358,6 +358,14 @@ def test_names_in_a_trace_reach_no_terminal(tmp_path: Path) -> None:
         assert not CONTROL.search(done.stderr.decode())
 
 
+@pytest.fixture(scope="module")
+def plain_limits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a trace's file, and its limits in the environment of the tests."""
+    path = tmp_path_factory.mktemp("plain") / "t.json"
+    write_trace(chain_trace(3), path)
+    return path, json.loads(gpusim("limits", str(path), "--json").stdout)
+
+
 @pytest.mark.parametrize(
     "environment",
     [
@@ -372,13 +380,13 @@ def test_names_in_a_trace_reach_no_terminal(tmp_path: Path) -> None:
     ],
     ids=["negative", "huge", "escape", "ascii", "terminal", "numba", "home", "colour"],
 )
-def test_environment_changes_no_numbers_and_breaks_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    write_trace(chain_trace(3), path)
-    words = ("limits", str(path), "--json")
-    done = gpusim(*words, **environment)
+def test_environment_changes_no_numbers_and_breaks_nothing(
+    environment: dict[str, str], plain_limits: tuple[Path, Any]
+) -> None:
+    path, expected = plain_limits
+    done = gpusim("limits", str(path), "--json", **environment)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(gpusim(*words).stdout)
+    assert json.loads(done.stdout) == expected
     assert b"\x1b[2J" not in done.stdout + done.stderr
 
 
