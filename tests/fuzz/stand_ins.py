@@ -14,21 +14,22 @@ from gpusim import step
 from gpusim.errors import TraceError
 from gpusim.trace import store
 
+#: File of a case that names the fault of the reader of its trace.
+FAULT = "fault"
 
-def _replace(work: Callable[[str], None]) -> Callable[[], None]:
+
+def _faulty_reader() -> None:
+    """Replace the reader of traces by one with the fault that the case asks for: one process serves all these cases."""
     real = store.load_trace
 
     def load_trace(name: str) -> Any:
-        work(name)
+        FAULTS[Path(FAULT).read_text()](name)
         return real(name)
 
-    def install() -> None:
-        store.load_trace = step.load_trace = load_trace
-
-    return install
+    store.load_trace = step.load_trace = load_trace
 
 
-def _raise(error: Exception) -> Callable[[str], None]:
+def _raise(error: BaseException) -> Callable[[str], None]:
     def work(name: str) -> None:
         raise error
 
@@ -115,23 +116,27 @@ def _negative() -> None:
     simulation.print_json = print_json  # type: ignore[attr-defined]
 
 
+FAULTS: dict[str, Callable[[str], None]] = {
+    "none": lambda name: None,
+    "value error": _raise(ValueError("int too large")),
+    "escape": lambda name: click.echo("\x1b[31mred"),
+    "escape in a refusal": _refuse("value \x9b31m"),
+    "markup": _markup,
+    "markup taken": lambda name: click.echo("mk0"),
+    "loop": _loop,
+    "allocate": _allocate,
+    "allocate all": _allocate_all,
+    "memory error": _raise(MemoryError()),
+    "die": lambda name: os.abort(),
+    "long refusal": _refuse("a " * 3000),
+    "long value": _refuse("found " + "a" * 300),
+    "no name": _raise(TraceError("the file", "is wrong")),
+    "file left": lambda name: Path(".out.json.x1").write_text("") and None,
+    "exit 1": _raise(SystemExit(1)),
+    "silent refusal": _raise(SystemExit(2)),
+}
 STAND_INS: dict[str, Callable[[], None]] = {
-    "value error": _replace(_raise(ValueError("int too large"))),
-    "escape": _replace(lambda name: click.echo("\x1b[31mred")),
-    "escape in a refusal": _replace(_refuse("value \x9b31m")),
-    "markup": _replace(_markup),
-    "markup taken": _replace(lambda name: click.echo("mk0")),
-    "loop": _replace(_loop),
-    "allocate": _replace(_allocate),
-    "allocate all": _replace(_allocate_all),
-    "memory error": _replace(_raise(MemoryError())),
-    "die": _replace(lambda name: os.abort()),
-    "long refusal": _replace(_refuse("a " * 3000)),
-    "long value": _replace(_refuse("found " + "a" * 300)),
-    "no name": _replace(_raise(TraceError("the file", "is wrong"))),
-    "file left": _replace(lambda name: Path(".out.json.x1").write_text("") and None),
-    "exit 1": _replace(_raise(SystemExit(1))),  # type: ignore[arg-type]
-    "silent refusal": _replace(_raise(SystemExit(2))),  # type: ignore[arg-type]
+    "faulty reader": _faulty_reader,
     "engines differ": _wrong_engine,
     "below the bound": _fast_engine,
     "negative time": _negative,

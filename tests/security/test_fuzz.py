@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from tests.fuzz.families import FAMILIES, make_case, split
 from tests.fuzz.mutate import to_json
 from tests.fuzz.run import ROOT, Campaign, Failure, Worker, run_cases
 from tests.fuzz.sense import active_markup, files_problem
+from tests.fuzz.stand_ins import FAULT
 
 SEED, CASES = 20261123, 250
 #: Number of hangs that ends the test: each takes 20 s.
@@ -47,16 +49,27 @@ def worker() -> Iterator[Worker]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Worker]:
+    with Worker("faulty reader") as made:
+        yield made
+
+
 def good_trace(*words: str, outputs: tuple[str, ...] = ()) -> Case:
     argv = words or ("simulate", "trace.json", "--json")
     return Case("power", argv, {"trace.json": to_json(bases.traces()[0])}, ("trace.json",), outputs)
+
+
+def with_fault(fault: str, *words: str) -> Case:
+    case = good_trace(*words)
+    return dataclasses.replace(case, files={**case.files, FAULT: fault.encode()})
 
 
 # --- The harness sees what is broken ---
 
 
 @pytest.mark.parametrize(
-    ("stand_in", "expected"),
+    ("fault", "expected"),
     [
         ("value error", TRACEBACK),
         ("escape", WRONG),  # --json then prints no JSON
@@ -73,29 +86,43 @@ def good_trace(*words: str, outputs: tuple[str, ...] = ()) -> Case:
         ("file left", WRONG),
         ("exit 1", WRONG),
         ("silent refusal", WRONG),
-        ("engines differ", WRONG),
-        ("below the bound", WRONG),
-        ("negative time", WRONG),
     ],
 )
-def test_broken_stand_in_is_put_into_its_class(stand_in: str, expected: str) -> None:
-    with Worker(stand_in, hang_s=1.0 if expected == HANG else 20.0) as broken:
-        name, reason = classify(good_trace(), broken.ask(good_trace()))
+def test_faulty_reader_is_put_into_its_class(
+    fault: str, expected: str, faulty: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faulty, "hang_s", 1.0 if expected == HANG else 20.0)
+    case = with_fault(fault)
+    name, reason = classify(case, faulty.ask(case))
     assert name == expected, reason
     assert reason
 
 
-@pytest.mark.parametrize(("stand_in", "expected"), [("escape", CONTROL), ("markup taken", MARKUP)])
-def test_text_that_a_terminal_acts_on_is_seen_in_what_a_command_prints(stand_in: str, expected: str) -> None:
-    case = good_trace("simulate", "trace.json")
+def test_reader_without_a_fault_is_accepted(faulty: Worker) -> None:
+    """So the classes above are of the faults."""
+    case = with_fault("none")
+    assert classify(case, faulty.ask(case)) == (ACCEPTED, "")
+
+
+@pytest.mark.parametrize("stand_in", ["engines differ", "below the bound", "negative time"])
+def test_broken_engine_gives_a_wrong_result(stand_in: str) -> None:
     with Worker(stand_in) as broken:
-        assert classify(case, broken.ask(case))[0] == expected
+        name, reason = classify(good_trace(), broken.ask(good_trace()))
+    assert name == WRONG, reason
+    assert reason
 
 
-def test_worker_goes_on_after_one_that_was_ended(tmp_path: Path) -> None:
-    with Worker("die") as broken:
-        assert broken.ask(good_trace()).ended == "crash"
-        assert broken.ask(good_trace("traces")).code == 0
+@pytest.mark.parametrize(("fault", "expected"), [("escape", CONTROL), ("markup taken", MARKUP)])
+def test_text_that_a_terminal_acts_on_is_seen_in_what_a_command_prints(
+    fault: str, expected: str, faulty: Worker
+) -> None:
+    case = with_fault(fault, "simulate", "trace.json")
+    assert classify(case, faulty.ask(case))[0] == expected
+
+
+def test_worker_goes_on_after_one_that_was_ended(faulty: Worker) -> None:
+    assert faulty.ask(with_fault("die")).ended == "crash"
+    assert faulty.ask(good_trace("traces")).code == 0
 
 
 def test_unbroken_cases_are_accepted_and_refused_well(worker: Worker) -> None:
