@@ -30,7 +30,7 @@ STEPS: tuple[tuple[str, Mode], ...] = (
     ("recurrent", "train"),
     ("heads", "infer"),
 )
-SCHEDULES = 100
+SCHEDULES = 30
 EVENTS = 10
 
 
