@@ -27,7 +27,7 @@ from tests.support.operator_steps import changed_step, operator_steps, trace_fil
 
 SEEDS = range(8)
 #: Per operator and seed: mutated steps checked without torch, and also on torch's fake tensors.
-CASES, CASES_WITH_TORCH = 10, 1
+CASES, CASES_WITH_TORCH = 6, 1
 GPU = torch.device("cuda", 0)
 
 
