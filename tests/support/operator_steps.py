@@ -29,7 +29,7 @@ from gpusim.trace.store import read_trace
 
 ROOT = Path(__file__).parents[2]
 #: Other documents next to the traces.
-OTHERS = (".schedules.json.gz", ".predicted.json.gz", ".perfetto.json.gz", ".plans.json.gz")
+OTHERS = (".schedules.json.gz", ".predicted.json.gz", ".perfetto.json.gz", ".plans.json.gz", ".stages.json.gz")
 #: Approximate number of ops in a step: the tested one, and those behind its arguments.
 MOST_OPS = 12
 #: Steps per operator, with arguments of different kinds.
