@@ -192,7 +192,7 @@ def test_ranks_are_as_many_and_as_far_off_as_the_results_say() -> None:
 
 
 def memory_plans() -> tuple[list[ResultCase], list[ResultCase]]:
-    """Plans replayed since a copied tensor goes with its `free`: of that day, and of today's planner."""
+    """Plans replayed since a copied tensor goes with its `free`: of that day, and captured again since."""
     return list(cases("memory")), list(cases("memory_again"))
 
 
@@ -213,7 +213,7 @@ def test_memory_plans_are_as_many_and_as_far_off_as_the_results_say() -> None:
     assert f"their peaks are up to {off_held} % off" in prose("CHANGELOG.md")
     claims = (
         (newest, "those {} within"),
-        (again, "of these {} of eight steps by the planner and rules of today within"),
+        (again, "of these {} of eight steps captured again within"),
     )
     for some, claim in claims:
         times = [abs(case.error) for case in some]
