@@ -1,13 +1,12 @@
 """`torch.compile(model, backend="gpusim")`: the forward and backward graphs of AOTAutograd, each optimized.
 
 Both are lists of ATen calls on tensors only. Parameters and buffers keep their place, so a graph is bound to them;
-other inputs are copied. Tensors that the forward saves for the backward are passed in place. The next forward reuses
-their memory, so a forward runs as ATen calls while an earlier one's saved tensors are still held.
+other inputs are copied. Tensors that the forward saves for the backward are passed in place, packed (`packing.py`). The
+next forward reuses their memory, so a forward runs as ATen calls while an earlier one's saved tensors are still held.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +26,15 @@ from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import Executor
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
+from gpusim.gpu.optimize.packing import Packing, Saved
 from gpusim.gpu.optimize.steps import as_outside, dtype_of
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.plan.schedule import check_streams
 from gpusim.text import first_line
 
 Part = Literal["inference", "forward", "backward"]
+#: Calls in a row that cannot use the captured graph, before a warning.
+WARNED_AFTER: Final = 4
 #: Options of `torch.compile`, as for `gpusim.optimize`.
 OPTIONS: Final = ("streams", "budget_s", "memory_limit")
 
@@ -59,12 +61,12 @@ def compiled(
     """Return the module for AOTAutograd, with graphs that are optimized at their first call."""
     from torch._dynamo.backends.common import aot_autograd
 
-    saved_at: dict[int, Saved] = {}
+    packing = Packing()
     lock = threading.RLock()
 
     def compiler(part: Part) -> Callable[..., Any]:
         def make(graph: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-            aten_graph = AtenGraph(graph, part, wanted, executor, saved_at, lock)
+            aten_graph = AtenGraph(graph, part, wanted, executor, packing, lock)
 
             def boxed(given: list[Any]) -> Any:
                 return aten_graph(given)
@@ -78,6 +80,7 @@ def compiled(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
+        partition_fn=packing.partition,
         keep_inference_input_mutations=True,  # batch norm's statistics change inside the graph
     )
     return backend(module, inputs)
@@ -96,34 +99,6 @@ def _wanted(options: object) -> Wanted:
     return Wanted(streams, budget_s, memory_bytes(options.get("memory_limit")), DEFAULT_SEED)
 
 
-class Saved:
-    """Memory of a forward's saved tensors, with its holders."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._storages = list({t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values())
-        gc.collect()
-        self._own = self.holders()
-
-    def addresses(self) -> list[int]:
-        """Return the start addresses of the memory."""
-        return [storage.data_ptr() for storage in self._storages]
-
-    def holders(self) -> list[int]:
-        """Return the number of tensors in each piece of the memory."""
-        return [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
-
-    def bind(self, before: Sequence[int]) -> None:
-        """Count a backward that was bound to this memory as a holder of its own, given the holders `before`."""
-        gc.collect()
-        self._own = [own + now - then for own, now, then in zip(self._own, self.holders(), before, strict=True)]
-
-    def in_use(self) -> bool:
-        """Whether anything except the graphs holds a tensor in this memory."""
-        now = self.holders()
-        self._own = list(map(min, self._own, now))
-        return now != self._own
-
-
 class AtenGraph:
     """One graph of AOTAutograd's, called with a list of inputs, which it empties as torch's boxed functions do."""
 
@@ -133,48 +108,79 @@ class AtenGraph:
         part: Part,
         wanted: Wanted,
         executor: Executor,
-        saved_at: dict[int, Saved],
+        packing: Packing,
         lock: threading.RLock,
     ) -> None:
-        self.graph, self.part = graph, part
-        self._saved_at, self._lock = saved_at, lock
-        """Tensors that a forward passes to its backward, by memory address: they stay in place. The lock is for all
-        graphs of a model, which may be called from several threads.
-        """
+        self.graph = packing.flat.get(part, graph)
+        """The graph with all of its tensors: AOTAutograd's own has them packed."""
+        self.part = part
+        self._packing = packing
+        self._lock = lock
+        """For all graphs of a model, which may be called from several threads."""
         self._maker = StepMaker(executor, wanted, lambda _: None)
-        self._static, self._returned = _of_tracing(part)
+        self._static = _static(part)
         self._variant: Variant | None = None
         self._failed = False
         self._fixed: list[tuple[int, int]] = []
-        """Inputs that the graph is bound to, by position, with their addresses."""
+        """Parameters and buffers that the graph is bound to: their positions and addresses."""
+        self._forward: Variant | None = None
+        """Captured forward whose saved tensors a backward reads in place."""
         self._copied: list[int] = []
-        self._saved: Saved | None = None
+        self._unused = 0
+        """Calls in a row that did not use the captured graph."""
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Return the outputs as a list."""
         args = list(inputs)
         inputs.clear()
         with self._lock:
-            if self._variant is None and not self._failed:
+            saved: Saved | None = None
+            if self.part == "backward" and self._packing.packed:
+                saved = self._packing.unpack(args[0])
+                args = [*saved.tensors, *args[1:]]
+            if self._variant is None and not self._failed and not self._is_exception(saved):
                 with alone(wait=False) as free, as_outside():
                     if free:
-                        self._make(args)
-            variant = self._variant
-            if variant is not None and self._fits(args) and not (self._saved is not None and self._saved.in_use()):
-                return variant.run([args[place] for place in self._copied])
-        return self.graph(*args)
+                        self._make(args, saved)
+            variant = self._variant if self._fits(args, saved) else None
+            self._count(variant)
+            results = self.graph(*args) if variant is None else variant.run([args[place] for place in self._copied])
+            if self.part == "forward" and self._packing.packed:
+                return self._packing.pack(list(results), args, variant)
+            return results
 
-    def _fits(self, args: Sequence[Any]) -> bool:
+    def _is_exception(self, saved: Saved | None) -> bool:
+        """Whether these tensors are of a forward that ran as it is although it is captured."""
+        return saved is not None and saved.forward is None and self._packing.captured
+
+    def _fits(self, args: Sequence[Any], saved: Saved | None) -> bool:
+        """Whether the captured graph can run on these inputs."""
+        if saved is not None and saved.forward is not self._forward:
+            return False
+        if self.part == "forward" and self._packing.in_use():
+            return False
         return all(args[place].data_ptr() == pointer for place, pointer in self._fixed)
 
-    def _make(self, args: Sequence[Any]) -> None:
+    def _count(self, variant: Variant | None) -> None:
+        """Warn once where a captured graph is not used in several calls in a row."""
+        if self._variant is None or variant is not None:
+            self._unused = 0
+            return
+        self._unused += 1
+        if self._unused == WARNED_AFTER:
+            self._warn("results of earlier calls still need its memory, or parameters lie elsewhere since its capture")
+
+    def _make(self, args: Sequence[Any], saved: Saved | None) -> None:
         """Optimize for these inputs; where that fails, the graph runs unchanged, with one warning."""
         places = [place for place, each in enumerate(args) if isinstance(each, torch.Tensor)]
         if len(places) != len(args):
             self._fail("shapes are symbolic, and a captured step has fixed ones: compile with dynamic=False")
             return
-        saved = {place: memory for place in places if (memory := self._saved_at.get(_memory(args[place])))}
-        static = {place for place in places if place in self._static or place in saved}
+        if self.part != "inference" and not self._packing.packed:
+            self._fail("hooks on saved tensors are part of its graph")
+            return
+        in_place = range(len(saved.tensors)) if saved is not None and saved.forward is not None else ()
+        static = {*in_place, *(place for place in places if place in self._static)}
         self._copied = [place for place in places if place not in static]
         # `data` has its own version: trials write to saved tensors, and restore them.
         fixed = [
@@ -194,10 +200,7 @@ class AtenGraph:
             batch=max(1, sizes[0]) if sizes else 1,
             dtype=dtype_of(fixed, step.device),
         )
-        count = len(next(node for node in self.graph.graph.nodes if node.op == "output").args[0])
-        kept = frozenset(range(self._returned, count)) if self.part == "forward" else frozenset()
-        gc.collect()
-        holders = {memory: memory.holders() for memory in saved.values()}
+        kept = self._packing.saved_places if self.part == "forward" else frozenset()
         try:
             with torch.no_grad(), current(self._maker.executor.device):
                 variant, _ = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
@@ -205,31 +208,25 @@ class AtenGraph:
             self._fail(first_line(cause))
             return
         self._variant = variant
+        self._forward = None if saved is None else saved.forward
         self._fixed = [(place, args[place].data_ptr()) for place in sorted(static)]
-        for memory, before in holders.items():
-            memory.bind(before)
-        if kept:
-            self._saved = Saved(variant.memory_of(kept))
-            self._saved_at.update(dict.fromkeys(self._saved.addresses(), self._saved))
+        if self.part == "forward":
+            self._packing.captured = True
 
     def _fail(self, problem: str) -> None:
         self._failed = True
+        self._warn(problem)
+
+    def _warn(self, problem: str) -> None:
         warnings.warn(f"gpusim: {problem}; the {self.part} runs as it is", stacklevel=2)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _of_tracing(part: Part) -> tuple[frozenset[int], int]:
-    """Return the inputs with a fixed place (parameters and buffers), and the number of the user's outputs.
-
-    AOTAutograd knows them while it compiles; the backward's inputs are identified when they come.
-    """
+def _static(part: Part) -> frozenset[int]:
+    """Return the inputs with a fixed place: parameters and buffers. AOTAutograd knows them while it compiles."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     if metadata is None or part == "backward":
-        return frozenset(), 0
-    return frozenset(metadata.static_input_indices), int(metadata.num_forward)
+        return frozenset()
+    return frozenset(metadata.static_input_indices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Variant:
         self._to_copy = [leaf for n, leaf in enumerate(self._leaves) if isinstance(leaf, Computed) and n not in kept]
         self._spec = captured.returned.spec
         self._one = len(self._leaves) == 1 and self._spec == pytree.tree_structure(0)
+        self._listed = self._spec == pytree.tree_structure([0] * len(self._leaves))
         written = {captured.trace.tensors[t].storage for op in captured.trace.ops for t in op.writes}
         changed = [
             tensor for index, tensor in captured.live.items() if captured.trace.tensors[index].storage in written
@@ -80,7 +81,9 @@ class Variant:
         self._gradients.leave()
         if self._changed:
             torch.autograd.graph.increment_version(self._changed)
-        return results[0] if self._one else pytree.tree_unflatten(results, self._spec)
+        if self._one:
+            return results[0]
+        return results if self._listed else pytree.tree_unflatten(results, self._spec)
 
     def around(self, graph: Callable[[], None], tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Run a call's work on the GPU: copies of its inputs, `graph`, copies of its results, which are returned."""
@@ -98,21 +101,13 @@ class Variant:
     def _result(self, place: int, leaf: Any, copied: Iterator[torch.Tensor]) -> Any:
         if not isinstance(leaf, Computed):
             return leaf
-        return self._lying(leaf).detach() if place in self._kept else next(copied)
+        return self._lying(leaf) if place in self._kept else next(copied)
 
     def _lying(self, leaf: Computed) -> torch.Tensor:
         """Return a result where the step leaves it."""
         tensor = self.ready.tensors[leaf.tensor]
         assert tensor is not None
         return tensor
-
-    def memory_of(self, places: Iterable[int]) -> list[torch.Tensor]:
-        """Return the memory of these results, except those in the user's own memory."""
-        ids = [leaf.tensor for place in places if isinstance(leaf := self._leaves[place], Computed)]
-        inputs = {_memory(tensor) for tensor in self._inputs}
-        indexed = [(index, tensor) for index in ids if (tensor := self.ready.tensors[index]) is not None]
-        live = self.captured.live
-        return [t for index, t in indexed if index not in live or _memory(t) in inputs]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.utils.checkpoint import checkpoint
 
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, ReplayError
 from gpusim.gpu.optimize import dynamo
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import CpuExecutor
@@ -128,6 +128,50 @@ def test_gradients_accumulate_in_memory_of_their_own() -> None:
             F.cross_entropy(each(x), y).backward()
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         close(one.grad, two.grad)
+
+
+def test_a_checkpoint_computes_the_forward_again(runs: list[str]) -> None:
+    model, fast, other = twins(dropout=0.0)
+    for number, (x, y) in enumerate(batches(3)):
+        if number == 1:
+            runs.clear()
+        for each in (fast, other):
+            F.cross_entropy(checkpoint(each, x, use_reentrant=False), y).backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+    assert runs == ["forward", "forward", "backward"] * 2
+
+
+def test_a_hook_that_copies_saved_tensors_is_refused() -> None:
+    _, fast, _ = twins()
+    x, y = batches(1)[0]
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copied: copied):
+        loss = F.cross_entropy(fast(x), y)
+    with pytest.raises(ReplayError, match="hook on saved tensors"):
+        loss.backward()
+
+
+def test_a_weight_that_changes_before_its_backward_is_an_error_as_in_eager() -> None:
+    model, fast, _ = twins()
+    for x, y in batches(2):
+        loss = F.cross_entropy(fast(x), y)
+        with torch.no_grad():
+            model.head.weight.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_one_warning_where_the_captured_graph_stays_unused(runs: list[str]) -> None:
+    _, fast, other = twins(dropout=0.0)
+    data = batches(dynamo.WARNED_AFTER + 2)
+    held = [F.cross_entropy(fast(x), y) for x, y in data[:1]]
+    runs.clear()
+    with pytest.warns(UserWarning, match="earlier calls still need its memory") as warned:
+        held += [F.cross_entropy(fast(x), y) for x, y in data[1:]]
+    assert len(warned) == 1
+    assert runs == []
+    for loss, (x, y) in zip(held, data, strict=True):
+        close(loss, F.cross_entropy(other(x), y))
 
 
 def test_other_shapes_compile_anew() -> None:

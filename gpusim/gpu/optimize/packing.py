@@ -1,0 +1,165 @@
+"""One tensor for all that a forward saves for its backward, as AOTAutograd sees it.
+
+AOTAutograd saves each tensor by itself, and its wrapper, autograd and the backward touch each in turn. GoogLeNet saves
+411 a step, which took the host longer than its kernels the GPU (research/2026-11-28-backend-training.md). So its two
+graphs pass one empty tensor instead, a token, whose storage object holds the others: it stays the same for every view.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gpusim.errors import ReplayError
+from gpusim.gpu.optimize.variant import Variant
+
+
+@dataclass(eq=False)
+class Saved:
+    """Tensors that one forward saved for its backward."""
+
+    tensors: list[torch.Tensor]
+    forward: Variant | None
+    """Captured forward in whose memory they lie, if any."""
+    given: list[tuple[torch.Tensor, int]]
+    """Those that were given to the forward, with their versions."""
+
+    def check(self) -> None:
+        """Raise `RuntimeError`, as autograd does, where one was changed in place since the forward."""
+        for tensor, version in self.given:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"a tensor of shape {list(tensor.shape)} is at version {tensor._version}, and the forward saw "
+                    f"{version}"
+                )
+
+
+class Packing:
+    """What the forward and the backward of one model share."""
+
+    def __init__(self) -> None:
+        self.flat: dict[str, torch.fx.GraphModule] = {}
+        """Graphs with all of their tensors, by part."""
+        self.packed = False
+        self.captured = False
+        """Whether the forward is captured."""
+        self.saved_places: frozenset[int] = frozenset()
+        """Results of the flat forward that are saved, by position."""
+        self._returned = 0
+        self._given: list[tuple[int, int]] = []
+        """Saved inputs of the forward, and views of them: positions among the saved ones, and among the inputs."""
+        self._last: weakref.ref[Saved] | None = None
+
+    def partition(
+        self, joint: torch.fx.GraphModule, examples: Any, *, num_fwd_outputs: int, **others: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Split a joint graph, as AOTAutograd asks for it, into a forward that returns a token and a backward that
+        takes it. Symbolic sizes, and hooks that are graphs themselves, leave the two as they are.
+        """
+        from torch._functorch.partitioners import default_partition
+
+        forward, backward = default_partition(joint, examples, num_fwd_outputs=num_fwd_outputs, **others)
+        saved = _outputs(forward)[num_fwd_outputs:]
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) or ()
+        in_graph = any(isinstance(hook, torch.fx.GraphModule) for hook in hooks)  # AOTAutograd makes them part of it
+        if in_graph or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in saved):
+            return forward, backward
+        self.packed = True
+        self.flat = {"forward": forward, "backward": backward}
+        self._returned = num_fwd_outputs
+        self.saved_places = frozenset(range(num_fwd_outputs, num_fwd_outputs + len(saved)))
+        inputs = enumerate(forward.graph.find_nodes(op="placeholder"))
+        places = {_storage(node): place for place, node in inputs if isinstance(node.meta.get("val"), torch.Tensor)}
+        self._given = [(number, places[_storage(n)]) for number, n in enumerate(saved) if _storage(n) in places]
+        return _with_token_out(forward, num_fwd_outputs), _with_token_in(backward, len(saved))
+
+    def pack(self, results: list[Any], args: Sequence[torch.Tensor], forward: Variant | None) -> list[Any]:
+        """Return the user's results of a forward and the token. `forward` is the captured one, if that ran."""
+        # A captured forward has copies of its arguments, which nobody changes; of parameters it has none.
+        own = [(results[self._returned + number], args[place]) for number, place in self._given]
+        given = [(arg, arg._version) for mine, arg in own if _memory(mine) == _memory(arg)]
+        saved = Saved(results[self._returned :], forward, given)
+        if forward is not None:
+            self._last = weakref.ref(saved)
+        token = torch.empty(0)
+        token.untyped_storage().saved = saved
+        return [*results[: self._returned], token]
+
+    def unpack(self, token: torch.Tensor) -> Saved:
+        """Return what a token holds. Raises `ReplayError` for another tensor, `RuntimeError` as `Saved.check`."""
+        saved = getattr(token.untyped_storage(), "saved", None)
+        if not isinstance(saved, Saved):
+            raise ReplayError("a hook on saved tensors copied those of a captured forward: it can only pass them on")
+        saved.check()
+        return saved
+
+    def in_use(self) -> bool:
+        """Whether the tensors that the last captured forward saved are still needed."""
+        return self._last is not None and self._last() is not None
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _storage(node: torch.fx.Node) -> StorageWeakRef:
+    return StorageWeakRef(node.meta["val"].untyped_storage())
+
+
+def _outputs(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    (output,) = graph.graph.find_nodes(op="output")
+    return list(output.args[0])
+
+
+def _token_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stand for the packing in a graph that AOTAutograd inspects, and nobody runs."""
+    raise NotImplementedError
+
+
+def _tensors_of(token: torch.Tensor) -> list[torch.Tensor]:
+    """Stand for the unpacking, as `_token_of`."""
+    raise NotImplementedError
+
+
+def _fake_token(like: torch.fx.GraphModule) -> torch.Tensor:
+    """Return a token without memory, of the fake tensors' mode."""
+    mode = next(node.meta["val"].fake_mode for node in like.graph.nodes if hasattr(node.meta.get("val"), "fake_mode"))
+    with mode:
+        return torch.empty(0)
+
+
+def _with_token_out(flat: torch.fx.GraphModule, returned: int) -> torch.fx.GraphModule:
+    """Return a forward whose outputs behind the user's are one token."""
+    graph = torch.fx.Graph()
+    nodes: dict[torch.fx.Node, torch.fx.Node] = {}
+    outputs: Any = graph.graph_copy(flat.graph, nodes)
+    token = graph.call_function(_token_of, (list(outputs[returned:]),))
+    token.meta["val"] = _fake_token(flat)
+    output = graph.output((*outputs[:returned], token))
+    (before,) = flat.graph.find_nodes(op="output")
+    output.meta = dict(before.meta)
+    return torch.fx.GraphModule(flat, graph)
+
+
+def _with_token_in(flat: torch.fx.GraphModule, saved: int) -> torch.fx.GraphModule:
+    """Return a backward whose first inputs, the saved tensors, are one token."""
+    graph = torch.fx.Graph()
+    token = graph.placeholder("saved")
+    token.meta["val"] = _fake_token(flat)
+    tensors = graph.call_function(_tensors_of, (token,))
+    nodes: dict[torch.fx.Node, torch.fx.Node] = {}
+    packed = flat.graph.find_nodes(op="placeholder")[:saved]
+    for number, node in enumerate(packed):
+        nodes[node] = graph.call_function(operator.getitem, (tensors, number))
+        nodes[node].meta = dict(node.meta)
+    for node in flat.graph.nodes:
+        if node not in nodes:
+            nodes[node] = graph.node_copy(node, nodes.__getitem__)
+    return torch.fx.GraphModule(flat, graph)
