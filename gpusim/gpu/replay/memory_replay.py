@@ -82,7 +82,8 @@ class ProgramRecorder:
         libraries set up.
         """
         self.runner.choose(variants)
-        if op_streams_of(program) > 1:
+        streams = op_streams_of(program)
+        if streams > 1:
             waits = waits_of(self.storages, program)
             run = partial(run_on_streams, program, waits, self.runner, self.programs.buffers, self.streams)
         else:
@@ -95,7 +96,7 @@ class ProgramRecorder:
             torch.cuda.synchronize()
             self.runner.drop_temporaries()
         gc.collect()
-        with own_workspaces() if self.own_workspaces else nullcontext():
+        with own_workspaces(streams) if self.own_workspaces else nullcontext():
             torch.cuda.empty_cache()
             before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
             torch.cuda.reset_peak_memory_stats()

@@ -25,8 +25,10 @@ from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.peers import Exact, make
 from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.optimize.variant import Variant
+from gpusim.gpu.replay.cudagraph import WORKSPACE_VARIABLE
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.random_schedules import random_schedule
+from gpusim.policies.registry import POLICIES
 from tests.support.networks import Branches, image
 from tests.support.optimizing import Twins, batches, close, eager_step, fast, net, same_states
 
@@ -332,6 +334,30 @@ def test_graphs_keep_their_workspaces_whoever_clears_those_of_the_process() -> N
             torch.testing.assert_close(step(x), model(x), rtol=1e-3, atol=1e-3)
         torch.cuda.synchronize()
         assert all(bool((each == 7).all()) for each in taken)
+
+
+def test_workspaces_of_several_streams_are_small_unless_the_user_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [head(x) for head in self.heads]
+
+    executor = CudaExecutor()
+    given = Given(Heads().cuda().eval(), None, None)
+    step = given.step((torch.randn(64, 512, device="cuda"),), {}, executor.device)
+    inputs = [tensor for _, tensor in step.named.values()]
+    captured = capture_bound(step, LearningRates([], executor.device), given.options(step, 0), inputs)
+    trace = executor.measured(captured, 0, lambda _: None)
+    graph = OpGraph.build(trace, executor.hardware()[0])
+    schedule = POLICIES["critical_path"](graph, 8)
+    assert schedule.stream_count > 4
+    small = executor.prepare(captured, trace, schedule).peak_bytes
+    monkeypatch.setenv(WORKSPACE_VARIABLE, ":4096:8")
+    large = executor.prepare(captured, trace, schedule).peak_bytes
+    assert large - small == schedule.stream_count * 28 * 2**20
 
 
 def test_other_kernels_are_measured_in_this_process_and_a_call_is_taken_apart() -> None:
