@@ -199,7 +199,8 @@ def memory_plans() -> tuple[list[ResultCase], list[ResultCase]]:
 def test_memory_plans_are_as_many_and_as_far_off_as_the_results_say() -> None:
     plans = [case for file in RESULTS.glob("memory_*[0-9].json") for case in read_results(file).cases]
     before, again = memory_plans()
-    newest = [*before, *again, *cases("memory_algorithms")]
+    joins = list(cases("memory_superneurons"))
+    newest = [*before, *again, *cases("memory_algorithms"), *joins]
     assert len({case.trace for case in plans}) == 2 * len({case.network for case in plans}) == 12
     assert len({case.trace for case in again}) == 8
     off, off_since = (rounded_up(max(abs(peak_error(case)) for case in some)) for some in (plans, newest))
@@ -214,6 +215,7 @@ def test_memory_plans_are_as_many_and_as_far_off_as_the_results_say() -> None:
     claims = (
         (newest, "those {} within"),
         (again, "of these {} of eight steps captured again within"),
+        (joins, f"{{}} of the {len(newest)}, measured for that on four steps of resnets, are within"),
     )
     for some, claim in claims:
         times = [abs(case.error) for case in some]
@@ -265,7 +267,7 @@ def test_our_plans_are_faster_than_others_at_their_peaks_as_the_changelog_says()
     before, again = memory_plans()
     planned_again = {case.trace for case in again}
     plans = [*again, *(case for case in before if case.trace not in planned_again)]
-    pairs = with_ours(plans)
+    pairs = [*with_ours(plans), *with_ours(cases("memory_superneurons"))]
     assert len({case.trace for case, _ in pairs}) == 12
     assert all(mine.measured_ns < case.measured_ns for case, mine in pairs)
     over = [1 - mine.measured_ns / case.measured_ns for case, mine in pairs if case.policy == "torch_budget"]
