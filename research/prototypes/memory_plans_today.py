@@ -1,8 +1,9 @@
 """Comparison of the measured memory plans with those that the policies make today (no arguments).
 
-For each row of a published policy without a budget in the newest results of `memory` and `memory_again`: time and peak
-of the measured plan and of today's, both predicted by today's rules. Prints the rows that differ, with the measured
-time, in ms and MiB, and the number of rows.
+For each row of a published policy without a budget in the newest results of `memory`, `memory_again` and
+`memory_superneurons`: time and peak of the measured plan and of today's, both predicted by today's rules. Prints the
+rows that differ, with the measured time, in ms and MiB, and the recipes whose row of that step and policy is as today;
+then the number of rows.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from gpusim.validation.again import trace_files
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again
 
+RECIPES = ("memory", "memory_again", "memory_superneurons")
+
 
 def main() -> None:
-    rows = differing = 0
-    for recipe in ("memory", "memory_again"):
+    as_today: dict[tuple[str, str], list[str]] = {}
+    differing: list[tuple[tuple[str, str], str]] = []
+    for recipe in RECIPES:
         results = newest_results(Path("validate/results"), recipe)
         then, files = read_results(results), trace_files(results)
         evaluators: dict[str, MemoryEvaluator] = {}
@@ -34,13 +38,17 @@ def main() -> None:
                 evaluators[case.trace] = MemoryEvaluator(OpGraph.build(trace, hardware_of(trace)))
             evaluator = evaluators[case.trace]
             today = evaluator.evaluate(MEMORY_POLICIES[case.policy](Setting(evaluator.graph, evaluator.storages)))
-            rows += 1
-            if (today.step_ns, today.peak_bytes) != (case.predicted_ns, case.predicted_peak_bytes):
-                differing += 1
-                times = (case.measured_ns, case.predicted_ns, today.step_ns)
-                peaks = (case.predicted_peak_bytes, today.peak_bytes)
-                print(recipe, case.trace, case.policy, [round(ns / 1e6, 2) for ns in times], [p >> 20 for p in peaks])
-    print(f"{differing} of {rows} rows differ")
+            key = (case.trace, case.policy)
+            if (today.step_ns, today.peak_bytes) == (case.predicted_ns, case.predicted_peak_bytes):
+                as_today.setdefault(key, []).append(recipe)
+            else:
+                times = [round(ns / 1e6, 2) for ns in (case.measured_ns, case.predicted_ns, today.step_ns)]
+                peaks = [peak >> 20 for peak in (case.predicted_peak_bytes, today.peak_bytes)]
+                differing.append((key, f"{recipe} {case.trace} {case.policy} {times} {peaks}"))
+    for key, row in differing:
+        print(f"{row}, as today in {', '.join(as_today.get(key, ['none']))}")
+    rows = len(differing) + sum(map(len, as_today.values()))
+    print(f"{len(differing)} of {rows} rows differ")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,11 @@ from gpusim.validation.chosen import hardware_of
 
 RESULTS = Path(__file__).parents[2] / "validate" / "results"
 #: The later file of a step counts.
-FILES = ("memory_h200_20261126.json", "memory_again_h200_20261128.json")
+FILES = (
+    "memory_h200_20261126.json",
+    "memory_again_h200_20261128.json",
+    "memory_superneurons_h200_20261128.json",
+)
 TIMES_AS_FAST = (4, 16, 64)
 
 
