@@ -1,6 +1,8 @@
-"""Fit `gpusim.plan.estimated_kernels.CONSTANTS` to captured steps: python scripts/fit_estimates.py [TRACE...].
+"""Judge `gpusim.plan.estimated_kernels.CONSTANTS` on captured steps, and fit them: python scripts/fit_estimates.py.
 
-Prints the constants for the module, then the error of each step's sequential time with its network left out of the fit.
+Prints the error of each step's summed kernel times by the constants of the module. Then prints constants fitted anew,
+and the errors with a step's network left out of that fit. Of several captures of a step the first counts. Traces may be
+named: python scripts/fit_estimates.py TRACE...
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.io.packed import files_in
-from gpusim.plan.estimated_kernels import Constants, OpWork, estimated_ns, work_of
+from gpusim.plan.estimated_kernels import CONSTANTS, Constants, OpWork, estimated_ns, work_of
 from gpusim.trace.store import bundled_traces, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,41 +87,77 @@ def fit(known: Sequence[Row]) -> Constants:
     return Constants(*(float(f"{value:.3g}") for value in best))
 
 
-def main(paths: Sequence[Path]) -> None:
-    """Fit and print."""
+def read_steps(paths: Iterable[Path]) -> list[Trace]:
+    """Read the first capture of each step with ATen's kernels on the GPU of the constants."""
+    gpu = load_hardware("h200").gpu
+    steps: dict[str, Trace] = {}
+    for path in paths:
+        trace = read_trace(path)
+        if trace.provenance.gpu.name == gpu and trace.model.frontend == "aten":
+            steps.setdefault(trace.name, trace)
+    return list(steps.values())
+
+
+def errors_of(known: Mapping[str, Sequence[Row]], constants: Mapping[str, Constants]) -> dict[str, float]:
+    """Return the error of each step's summed kernel times by one set of constants."""
     hardware = load_hardware("h200")
-    traces = [trace for path in paths if (trace := read_trace(path)).provenance.gpu.name == hardware.gpu]
-    traces = [trace for trace in traces if trace.model.frontend == "aten"]
-    known = rows(traces)
+    estimated: dict[str, float] = defaultdict(float)
+    measured: dict[str, float] = defaultdict(float)
     for family, some in known.items():
-        print(f'    "{family}": Constants{astuple(fit(some))},')
-    networks = sorted({trace.model.network for trace in traces})
+        for work, ns, trace in some:
+            estimated[trace.name] += estimated_ns(work, constants[family], hardware, trace.model.dtype)
+            measured[trace.name] += ns
+    return {name: estimated[name] / measured[name] - 1.0 for name in measured}
+
+
+def summary(errors: Mapping[str, float]) -> str:
+    """Return one line on the errors of steps."""
+    off = sorted(abs(error) for error in errors.values())
+    return (
+        f"{len(off)} steps: median {statistics.median(off):.0%}, 90 % within {np.quantile(off, 0.9):.0%}, "
+        f"largest {off[-1]:.0%}, mean {statistics.mean(errors.values()):+.0%}"
+    )
+
+
+def left_out(known: Mapping[str, Sequence[Row]]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the error of each step with its network left out of the fit, and the factors of its ops by family."""
+    hardware = load_hardware("h200")
+    networks = sorted({trace.model.network for some in known.values() for _, _, trace in some})
     fold = {network: place % FOLDS for place, network in enumerate(networks)}
-    predicted: dict[str, float] = defaultdict(float)
+    estimated: dict[str, float] = defaultdict(float)
     measured: dict[str, float] = defaultdict(float)
     factors: dict[str, list[float]] = defaultdict(list)
     for family, some in known.items():
         for number in range(FOLDS):
-            left_out = [row for row in some if fold[row[2].model.network] == number]
+            apart = [row for row in some if fold[row[2].model.network] == number]
             others = [row for row in some if fold[row[2].model.network] != number]
-            if not left_out or not others:
+            if not apart or not others:
                 continue
             constants = fit(others)
-            for work, ns, trace in left_out:
-                guess = estimated_ns(work, constants, hardware, trace.model.dtype)
-                predicted[trace.name] += guess
+            for work, ns, trace in apart:
+                guess_ns = estimated_ns(work, constants, hardware, trace.model.dtype)
+                estimated[trace.name] += guess_ns
                 measured[trace.name] += ns
-                factors[family].append(math.exp(abs(math.log(guess / ns))))
+                factors[family].append(math.exp(abs(math.log(guess_ns / ns))))
+    return {name: estimated[name] / measured[name] - 1.0 for name in measured}, factors
+
+
+def main(paths: Sequence[Path]) -> None:
+    """Judge, fit and print."""
+    known = rows(read_steps(paths))
+    shipped = errors_of(known, CONSTANTS)
+    print(f"constants of the module, {summary(shipped)}\n\nfitted anew:")
+    for family, some in known.items():
+        print(f'    "{family}": Constants{astuple(fit(some))},')
+    apart, factors = left_out(known)
     print("\n| family | ops | median factor off | 90 % within |\n|---|--:|--:|--:|")
     for family, some_factors in sorted(factors.items()):
         low, high = np.quantile(some_factors, (0.5, 0.9))
         print(f"| {family} | {len(some_factors)} | {low:.2f} | {high:.2f} |")
-    errors = {name: predicted[name] / measured[name] - 1.0 for name in measured}
-    off = sorted(abs(error) for error in errors.values())
-    print(f"\n{len(off)} steps: median {statistics.median(off):.0%}, 90 % within {np.quantile(off, 0.9):.0%}, ", end="")
-    print(f"largest {off[-1]:.0%}, mean {statistics.mean(errors.values()):+.0%}")
-    for name, error in sorted(errors.items(), key=lambda item: item[1]):
-        print(f"{name}: {error:+.0%}")
+    print(f"\nnetwork left out of the fit, {summary(apart)}")
+    print("\n| step | constants of the module | left out |\n|---|--:|--:|")
+    for name, error in sorted(shipped.items(), key=lambda item: item[1]):
+        print(f"| {name} | {error:+.0%} | {apart[name]:+.0%} |" if name in apart else f"| {name} | {error:+.0%} | |")
 
 
 if __name__ == "__main__":

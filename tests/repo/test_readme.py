@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import statistics
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,12 +16,14 @@ import pytest
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.errors import OutputError
 from gpusim.formats.hardware import load_hardware
+from gpusim.plan.estimated_kernels import CONSTANTS, Constants
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
+from gpusim.quantiles import quantile
 from gpusim.report.pages import with_section
-from gpusim.trace.store import bundled_traces, load_trace, read_manifest
+from gpusim.trace.store import bundled_traces, load_trace, read_manifest, write_trace
 from gpusim.units import format_times_ns
 from gpusim.validation.tables import write_results
 from tests.support.helpers import make_hardware, make_trace, op
@@ -223,8 +226,27 @@ def test_manifest_says_what_the_traces_say() -> None:
     assert made is None or made["traces"] == read_manifest()
 
 
-def test_estimates_are_judged_on_as_many_steps_as_are_stored() -> None:
-    """Steps in packed sets count, too; those of Inductor's kernels do not."""
-    steps = {path.name for path in script("fit_estimates").captured_steps()}
-    of_aten = {name for name in steps if not name.endswith("-inductor.json.gz")}
-    assert f"in the median of {len(of_aten)} steps" in " ".join(prose(ROOT / "README.md").split())
+def test_error_of_estimates_is_that_of_the_constants_in_use_on_all_stored_steps() -> None:
+    """Steps in packed sets count, too, each once; those of Inductor's kernels do not."""
+    judge = script("fit_estimates")
+    errors = judge.errors_of(judge.rows(judge.read_steps(judge.captured_steps())), CONSTANTS)
+    of_aten = {path.name for path in judge.captured_steps() if not path.name.endswith("-inductor.json.gz")}
+    assert len(errors) == len(of_aten)
+    off = sorted(100 * abs(error) for error in errors.values())
+    median, most, largest = statistics.median(off), quantile(off, 0.9), off[-1]
+    text = " ".join(prose(ROOT / "README.md").split())
+    of_steps = f"was {median:.0f} % in the median of {len(errors)} steps, at most {most:.0f} % for nine of ten"
+    assert f"{of_steps}, and {largest:.0f} % at the largest" in text
+    shorter = f"kernel times {median:.0f} % off in the median, {largest:.0f} % at most"
+    assert shorter in prose(ROOT / "docs" / "does-it-fit.md")
+
+
+def test_a_step_captured_twice_counts_once_by_its_first_capture(tmp_path: Path) -> None:
+    """Two ops, estimated at 2000 ns each; captured with 1000 ns each first, then with 4000."""
+    judge = script("fit_estimates")
+    files = [tmp_path / "first.json.gz", tmp_path / "second.json.gz"]
+    for file, dur_ns in zip(files, (1000, 4000), strict=True):
+        write_trace(make_trace([op("a", dur_ns=dur_ns), op("b", "a", dur_ns=dur_ns)], gpu="NVIDIA H200"), file)
+    known = judge.rows(judge.read_steps(files))
+    constants = {"elementwise": Constants(2000.0, 1e9, 1e9, 1.0, 0.0)}
+    assert judge.errors_of(known, constants) == {"tiny-infer-b1": pytest.approx(1.0, abs=1e-6)}
