@@ -3,14 +3,15 @@
 From the newest results of the fair comparison: for each step and choice of kernels, the schedules tried on a GPU, how
 many of them were within 5 % of the fastest, the best policy's time over the search's, the same by each one's fastest
 recording, and the fastest time over the largest bound (of captured kernels). Then means, and errors of predictions for
-the search. From the newest neighbourhoods: for each step the schedules within 5 % of the fastest, and the best policy's
-time over that of the fastest and of the searched schedule. Run it in the repository's root.
+the search. From the newest neighbourhoods: for each step the schedules within 5 % of the fastest, the best policy's
+time over that of the fastest and of the searched schedule, and how many are predicted and measured faster than it;
+means over all steps, and over those of the fair comparison. Run it in the repository's root.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gpusim.formats.results import ResultCase, newest_results, read_results
@@ -57,26 +58,38 @@ def fair(cases: Sequence[ResultCase]) -> None:
         )
 
 
-def neighbours(cases: Sequence[ResultCase]) -> None:
-    """Print a row for each neighbourhood, and the geometric mean."""
-    print("\n| step | schedules | near the fastest | policy over the fastest | over the searched | over the bound |")
-    print("|---|--:|--:|--:|--:|--:|")
-    left: list[float] = []
+def neighbours(cases: Sequence[ResultCase], compared: Collection[str]) -> None:
+    """Print a row for each neighbourhood, and the geometric means of all, and of the steps that were compared."""
+    print(
+        "\n| step | schedules | near the fastest | policy over the fastest | over the searched | over the bound |",
+        end="",
+    )
+    print(" predicted faster than the policy | measured |\n|---|--:|--:|--:|--:|--:|--:|--:|")
+    left: dict[str, float] = {}
+    gained: dict[str, float] = {}
     for step, of_step in by_step(counted_replays(cases)).items():
         times_ns = [case.measured_ns for case in of_step]
         (policy,) = (case for case in of_step if case.policy in POLICIES)
         (searched,) = (case for case in of_step if case.policy == SEARCH)
-        left.append(policy.measured_ns / min(times_ns))
+        left[step] = policy.measured_ns / min(times_ns)
+        gained[step] = policy.measured_ns / searched.measured_ns
         bound = min(times_ns) / max(policy.bounds_ns.values())
-        over = f"{left[-1]:.3f} | {policy.measured_ns / searched.measured_ns:.3f} | {bound:.2f}"
-        print(f"| {step} | {len(times_ns)} | {near(times_ns)} | {over} |")
-    print(f"{len(left)} steps: policy over the fastest {statistics.geometric_mean(left):.3f}, {max(left):.3f} at most")
+        over = f"{left[step]:.3f} | {gained[step]:.3f} | {bound:.2f}"
+        predicted = sum(case.predicted_ns < policy.predicted_ns for case in of_step)
+        measured = sum(ns < policy.measured_ns for ns in times_ns)
+        print(f"| {step} | {len(times_ns)} | {near(times_ns)} | {over} | {predicted} | {measured} |")
+    for steps in (left.keys(), left.keys() & set(compared)):
+        fastest, searches = (statistics.geometric_mean(of[step] for step in steps) for of in (left, gained))
+        most = max(left[step] for step in steps)
+        over = f"over the fastest {fastest:.3f}, {most:.3f} at most; over the searched {searches:.3f}"
+        print(f"{len(steps)} steps: policy {over}")
 
 
 def main() -> None:
     """Print both."""
-    fair(read_results(newest_results(RESULTS, "fair")).cases)
-    neighbours(read_results(newest_results(RESULTS, "neighbours")).cases)
+    compared = read_results(newest_results(RESULTS, "fair")).cases
+    fair(compared)
+    neighbours(read_results(newest_results(RESULTS, "neighbours")).cases, by_step(compared))
 
 
 if __name__ == "__main__":
