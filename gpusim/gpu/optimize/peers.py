@@ -131,7 +131,7 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
     recordings = []
     for _ in range(RECORDINGS):
         graph = torch.cuda.CUDAGraph()
-        with own_workspaces(), torch.cuda.graph(graph):
+        with own_workspaces(1), torch.cuda.graph(graph):
             result = call(*fixed)
         recordings.append((graph, result, [parameter.grad for parameter in model.parameters()]))
     replays = {str(n): recording[0].replay for n, recording in enumerate(recordings)}

@@ -20,9 +20,8 @@ from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.trace.fusion import covered_by, place_fused
 
 #: torch's variable for cuBLAS's workspaces, and its setting for those of several streams: one of 4 MiB each. By default
-#: each takes 32 MiB on Hopper. 17 steps on eight streams took 0.977 to 1.007 of their time with the smaller ones, and
-#: up to 3.7 times less memory; on one stream, where little is to be gained, one took 1.14 times as long
-#: (research/2026-11-28-workspaces.md).
+#: each takes 32 MiB on Hopper. On eight streams 17 steps took 0.977 to 1.007 of their time with the smaller ones, and
+#: down to a quarter of their memory. On one stream one took 1.14 times as long (research/2026-11-28-workspaces.md).
 WORKSPACE_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 SMALL_WORKSPACES: Final = ":4096:1"
 
@@ -44,7 +43,7 @@ def small_workspaces(streams: int) -> Iterator[None]:
 
 
 @contextmanager
-def own_workspaces(streams: int = 1) -> Iterator[None]:
+def own_workspaces(streams: int) -> Iterator[None]:
     """Within this context, a CUDA graph recorded on so many streams takes cuBLAS's workspaces from its own memory.
 
     torch keeps one workspace per stream and hands it to every user of the stream; torch.compile frees them all when it
