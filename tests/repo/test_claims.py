@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -39,27 +39,12 @@ def cases(recipe: str) -> tuple[ResultCase, ...]:
     return read_results(newest_results(RESULTS, recipe)).cases
 
 
-def compiled_ns(baselines: Mapping[str, int]) -> int:
-    """Return the time of torch.compile's fastest mode."""
-    return min(time_ns for name, time_ns in baselines.items() if name.startswith("torch_compile"))
-
-
-def test_gains_over_torch_compile_that_other_runs_put_lower_are_stated() -> None:
-    """The step of the largest gain beside busy processes, and Inception-v3 over the graph of the run of styles."""
-    measured = cases("compile")
-    largest = max(measured, key=lambda case: compiled_ns(case.baselines) / case.measured_ns)
+def test_a_gain_over_torch_compile_that_another_run_puts_lower_is_stated() -> None:
+    """Inception-v3's over the graph of the run of styles."""
     data = ROOT / "research" / "data"
-    (busy,) = [
-        row
-        for row in json.loads((data / "optimize_workspaces_h200_20261128.json").read_text(encoding="utf-8"))
-        if row["trace"] == largest.trace
-    ]
-    lower = f"{compiled_ns(busy['baselines']) / busy['measured_ns']:.2f}"
-    assert all(f"it is [{lower}]" in prose(page) for page in ("README.md", "CHANGELOG.md"))
-    assert f"`{largest.trace}` is [{lower}x]" in prose("docs/use-the-faster-step.md")
     styles = json.loads((data / "styles_inception_v3_train8_h200_20261128.json").read_text(encoding="utf-8"))
     (own_graph,) = [row for row in styles["rows"] if row["style"] == "torch_compile_own_graph"]
-    (case,) = [case for case in measured if case.trace == "inception_v3-train-b8"]
+    (case,) = [case for case in cases("compile") if case.trace == "inception_v3-train-b8"]
     over = 1e3 * own_graph["us"]["sequential"] / case.measured_ns
     assert f"`{case.trace}` is [{over:.2f}x]" in prose("docs/use-the-faster-step.md")
 
@@ -107,8 +92,8 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
     assert f"on {steps} steps only: {between}, all with kernels of inductor" in prose("README.md")
     assert f"{steps} optimized steps against `torch.compile`: {between}" in prose("CHANGELOG.md")
     shares = [case.measured_peak_bytes / case.baseline_peak_bytes["torch_compile_own_graph"] for case in measured]
-    assert sum(share > 1.3 for share in shares) == 6
-    text = "six of them take more than 1.3 times as much memory as its kernels in one cuda graph,"
+    assert sum(share > 1.3 for share in shares) == 2
+    text = "two of them take more than 1.3 times as much memory as its kernels in one cuda graph,"
     assert f"{text} {max(shares):.1f} times at most" in prose("CHANGELOG.md")
 
 
