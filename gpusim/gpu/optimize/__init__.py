@@ -1,7 +1,7 @@
 """`gpusim.optimize`: a step as a callable that runs the best schedule found on the user's own tensors.
 
-In reading order: `front` (the function) and `dynamo` (the backend of `torch.compile`, with `packing` between forward and
-backward) take what the user gives, `steps` makes a step on fixed inputs of it, and `callable` chooses a captured step at
+In reading order: `front` (the function) and `dynamo` (the backend of `torch.compile`, with `packing` between its two
+graphs) take what the user gives, `steps` makes a step on fixed inputs of it, and `callable` chooses a captured step at
 each call.
 
 `make` finds a captured step: `eager_step` runs the user's own, with `snapshot` and `python_state` to restore what that
