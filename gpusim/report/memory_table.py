@@ -28,7 +28,10 @@ def memory_document(comparison: MemoryComparison, run: MemorySnapshot | None = N
         "budget_bytes": comparison.budget_bytes,
         "pinned_budget_bytes": comparison.pinned_bytes,
         "workspaces_known": comparison.workspaces_known,
-        "policies": [_row_document(comparison, row) for row in comparison.rows],
+        "policies": [_row_document(comparison, row, row.outcome) for row in comparison.rows if row.outcome is not None],
+        "without_plan": [
+            {"policy": name, "problem": problem} for problem, names in comparison.without_plan.items() for name in names
+        ],
         "front": [_front_document(comparison, row) for row in comparison.front],
         "bounds": [{"peak_bytes": peak, "step_ns": step} for peak, step in comparison.bounds],
         "best": None if best is None else _front_document(comparison, best),
@@ -56,13 +59,11 @@ def _error(comparison: MemoryComparison, run: MemorySnapshot) -> float:
     return comparison.keep_all.peak_bytes / run.peak_bytes - 1
 
 
-def _row_document(comparison: MemoryComparison, row: PolicyRow) -> dict[str, Any]:
-    document: dict[str, Any] = {"policy": row.policy, "source": row.source, "budget_bytes": row.budget_bytes or None}
-    if row.outcome is None:
-        return {**document, "problem": row.problem}
-    outcome = row.outcome
+def _row_document(comparison: MemoryComparison, row: PolicyRow, outcome: Outcome) -> dict[str, Any]:
     return {
-        **document,
+        "policy": row.policy,
+        "source": row.source,
+        "budget_bytes": row.budget_bytes or None,
         "peak_bytes": outcome.peak_bytes,
         "reserved_bytes": outcome.use.reserved_bytes,
         "step_ns": outcome.step_ns,

@@ -196,6 +196,9 @@ def test_without_workspaces_of_variants_there_is_no_memory_optimal(
     assert comparison.row("vdnn_all").outcome is not None
     print_memory(comparison)
     assert capsys.readouterr().out.count("vdnn_all_m, vdnn_conv_m: no convolution has a variant whose workspace") == 1
+    document = memory_document(comparison)
+    assert "vdnn_all" in [row["policy"] for row in document["policies"] if row["step_ns"] > 0]
+    assert [row["policy"] for row in document["without_plan"]] == ["vdnn_all_m", "vdnn_conv_m"]
     keep_all = outcome_of(trace, MemoryPlan()).peak_bytes / SIZE
     assert plan_of(trace, "vdnn_dyn", keep_all) == MemoryPlan()
     assert plan_of(trace, "vdnn_dyn", keep_all - 0.5) == plan_of(trace, "vdnn_conv")
