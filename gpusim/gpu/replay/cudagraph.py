@@ -19,20 +19,22 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.trace.fusion import covered_by, place_fused
 
-#: torch's variable for cuBLAS's workspaces, and its setting for those of several streams: one of 4 MiB each. By default
-#: each takes 32 MiB on Hopper. On eight streams 17 steps took 0.977 to 1.007 of their time with the smaller ones, and
+#: torch's variable for cuBLAS's workspaces, and its setting for those of several streams: one of 4 MiB each. From Hopper
+#: on, torch's own are 32 MiB. On eight streams 17 steps took 0.977 to 1.007 of their time with the smaller ones, and
 #: down to a quarter of their memory. On one stream one took 1.14 times as long (research/2026-11-28-workspaces.md).
 WORKSPACE_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 SMALL_WORKSPACES: Final = ":4096:1"
+#: Major compute capability of Hopper.
+HOPPER: Final = 9
 
 
 @contextmanager
-def small_workspaces(streams: int) -> Iterator[None]:
-    """Within this context, cuBLAS's new workspaces are small where a step has several streams.
+def small_workspaces() -> Iterator[None]:
+    """Within this context, cuBLAS's new workspaces are small, unless the user has set their size.
 
-    A setting of the user's stays. torch reads the variable whenever it makes a workspace.
+    torch reads the variable whenever it makes a workspace.
     """
-    if streams < 2 or WORKSPACE_VARIABLE in os.environ:
+    if WORKSPACE_VARIABLE in os.environ:
         yield
         return
     os.environ[WORKSPACE_VARIABLE] = SMALL_WORKSPACES
@@ -50,9 +52,10 @@ def own_workspaces(streams: int) -> Iterator[None]:
     records its own graphs. A graph recorded with such a workspace would then write to foreign memory. This context
     frees them, too: graphs that the user records by hand need the same care as with torch.compile.
     """
+    small = streams > 1 and torch.cuda.get_device_capability()[0] >= HOPPER
     torch._C._cuda_clearCublasWorkspaces()
     try:
-        with small_workspaces(streams):
+        with small_workspaces() if small else nullcontext():
             yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
