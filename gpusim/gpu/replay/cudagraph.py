@@ -19,9 +19,9 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import SyncPlan, plan_sync
 from gpusim.trace.fusion import covered_by, place_fused
 
-#: torch's variable for cuBLAS's workspaces, and its setting for those of several streams: one of 4 MiB each. From Hopper
-#: on, torch's own are 32 MiB. On eight streams 17 steps took 0.977 to 1.007 of their time with the smaller ones, and
-#: down to a quarter of their memory. On one stream one took 1.14 times as long (research/2026-11-28-workspaces.md).
+#: torch's variable for cuBLAS's workspaces, and its setting for those of several streams: one of 4 MiB each. On Hopper
+#: torch's own are 32 MiB. On eight streams 17 steps took 0.977 to 1.007 of their time with the smaller ones, and down
+#: to a quarter of their memory. On one stream one took 1.14 times as long (research/2026-11-28-workspaces.md).
 WORKSPACE_VARIABLE: Final = "CUBLAS_WORKSPACE_CONFIG"
 SMALL_WORKSPACES: Final = ":4096:1"
 #: Major compute capability of Hopper.
