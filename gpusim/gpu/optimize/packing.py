@@ -92,7 +92,8 @@ class Packing:
         token.untyped_storage().saved = saved
         return [*results[: self._returned], token]
 
-    def unpack(self, token: torch.Tensor) -> Saved:
+    @staticmethod
+    def unpack(token: torch.Tensor) -> Saved:
         """Return what a token holds. Raises `ReplayError` for another tensor, `RuntimeError` as `Saved.check`."""
         saved = getattr(token.untyped_storage(), "saved", None)
         if not isinstance(saved, Saved):
@@ -123,9 +124,10 @@ def _token_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     raise NotImplementedError
 
 
+@torch.compiler.disable
 def _tensors_of(token: torch.Tensor) -> list[torch.Tensor]:
-    """Stand for the unpacking, as `_token_of`."""
-    raise NotImplementedError
+    """Unpack in a graph that compiled autograd makes of AOTAutograd's backward, and runs; nobody else does."""
+    return Packing.unpack(token).tensors
 
 
 def _fake_token(like: torch.fx.GraphModule) -> torch.Tensor:
@@ -153,10 +155,12 @@ def _with_token_in(flat: torch.fx.GraphModule, saved: int) -> torch.fx.GraphModu
     graph = torch.fx.Graph()
     token = graph.placeholder("saved")
     token.meta["val"] = _fake_token(flat)
-    tensors = graph.call_function(_tensors_of, (token,))
     nodes: dict[torch.fx.Node, torch.fx.Node] = {}
-    packed = flat.graph.find_nodes(op="placeholder")[:saved]
-    for number, node in enumerate(packed):
+    inputs = flat.graph.find_nodes(op="placeholder")
+    for node in inputs[saved:]:  # inputs come before any call: compiled autograd counts them so
+        nodes[node] = graph.node_copy(node)
+    tensors = graph.call_function(_tensors_of, (token,))
+    for number, node in enumerate(inputs[:saved]):
         nodes[node] = graph.call_function(operator.getitem, (tensors, number))
         nodes[node].meta = dict(node.meta)
     for node in flat.graph.nodes:

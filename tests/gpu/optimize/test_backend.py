@@ -151,6 +151,17 @@ def test_a_hook_that_copies_saved_tensors_is_refused() -> None:
         loss.backward()
 
 
+def test_compiled_autograd_runs_the_backward_in_a_graph_of_its_own() -> None:
+    fast = torch.compile(lambda x, scale: x.sigmoid() * scale, backend=backend)
+    x, scale = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)
+    for _ in range(2):
+        x.grad = None
+        result = fast(x, scale)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            result.sum().backward()
+        close(x.grad, x.sigmoid() * (1 - x.sigmoid()) * scale)
+
+
 def test_a_weight_that_changes_before_its_backward_is_an_error_as_in_eager() -> None:
     model, fast, _ = twins()
     for x, y in batches(2):
