@@ -27,12 +27,12 @@ class Saved:
     tensors: list[torch.Tensor]
     forward: Variant | None
     """Captured forward in whose memory they lie, if any."""
-    given: list[tuple[torch.Tensor, int]]
-    """Those that were given to the forward, with their versions."""
+    versions: list[tuple[torch.Tensor, int]]
+    """Those whose memory the user may have, too, as an argument or a result, with their numbers of changes so far."""
 
     def check(self) -> None:
         """Raise `RuntimeError`, as autograd does, where one was changed in place since the forward."""
-        for tensor, version in self.given:
+        for tensor, version in self.versions:
             if tensor._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -82,10 +82,13 @@ class Packing:
 
     def pack(self, results: list[Any], args: Sequence[torch.Tensor], forward: Variant | None) -> list[Any]:
         """Return the user's results of a forward and the token. `forward` is the captured one, if that ran."""
-        # A captured forward has copies of its arguments, which nobody changes; of parameters it has none.
-        own = [(results[self._returned + number], args[place]) for number, place in self._given]
-        given = [(arg, arg._version) for mine, arg in own if _memory(mine) == _memory(arg)]
-        saved = Saved(results[self._returned :], forward, given)
+        tensors = results[self._returned :]
+        if forward is None:
+            exposed = tensors
+        else:  # it copies arguments and results, which leaves parameters
+            own = [(tensors[number], args[place]) for number, place in self._given]
+            exposed = [arg for mine, arg in own if _memory(mine) == _memory(arg)]
+        saved = Saved(tensors, forward, [(tensor, _version(tensor)) for tensor in exposed])
         if forward is not None:
             self._last = weakref.ref(saved)
         token = torch.empty(0)
@@ -104,6 +107,13 @@ class Packing:
     def in_use(self) -> bool:
         """Whether the tensors that the last captured forward saved are still needed."""
         return self._last is not None and self._last() is not None
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return the number of changes in place so far. Raises `RuntimeError`, as autograd, where nobody counts them."""
+    if tensor.is_inference():
+        raise RuntimeError("Inference tensors cannot be saved for backward: clone them outside of inference mode")
+    return tensor._version
 
 
 def _memory(tensor: torch.Tensor) -> int:

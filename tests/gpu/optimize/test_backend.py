@@ -151,6 +151,27 @@ def test_a_hook_that_copies_saved_tensors_is_refused() -> None:
         loss.backward()
 
 
+def test_a_result_that_changes_before_its_backward_is_an_error_as_in_eager() -> None:
+    """A forward that is not captured saves the very tensor that it returns."""
+    fast = torch.compile(torch.sigmoid, backend=backend)
+    x = torch.randn(4, 6, requires_grad=True)
+    held = fast(x)
+    result = fast(x)
+    result.detach().mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+    held.sum().backward()
+    close(x.grad, held * (1 - held))
+
+
+def test_a_weight_of_inference_mode_is_refused_as_in_eager() -> None:
+    with torch.inference_mode():
+        model = net().requires_grad_(False).eval()
+    fast = torch.compile(model, backend=backend)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        fast(torch.randn(4, 6, requires_grad=True))
+
+
 def test_compiled_autograd_runs_the_backward_in_a_graph_of_its_own() -> None:
     fast = torch.compile(lambda x, scale: x.sigmoid() * scale, backend=backend)
     x, scale = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)
