@@ -177,7 +177,7 @@ class AtenGraph:
             self._fail("shapes are symbolic, and a captured step has fixed ones: compile with dynamic=False")
             return
         if self.part != "inference" and not self._packing.packed:
-            self._fail("hooks on saved tensors are part of its graph")
+            self._fail("hooks take each saved tensor, where gpusim passes one for all")
             return
         in_place = range(len(saved.tensors)) if saved is not None and saved.forward is not None else ()
         static = {*in_place, *(place for place in places if place in self._static)}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import checkpoint
 
 from gpusim.errors import ReplayError
 from gpusim.gpu.optimize.variant import Variant
@@ -61,15 +62,13 @@ class Packing:
         self, joint: torch.fx.GraphModule, examples: Any, *, num_fwd_outputs: int, **others: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Split a joint graph, as AOTAutograd asks for it, into a forward that returns a token and a backward that
-        takes it. Symbolic sizes, and hooks that are graphs themselves, leave the two as they are.
+        takes it. Symbolic sizes, and hooks on each saved tensor, leave the two as they are.
         """
         from torch._functorch.partitioners import default_partition
 
         forward, backward = default_partition(joint, examples, num_fwd_outputs=num_fwd_outputs, **others)
         saved = _outputs(forward)[num_fwd_outputs:]
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) or ()
-        in_graph = any(isinstance(hook, torch.fx.GraphModule) for hook in hooks)  # AOTAutograd makes them part of it
-        if in_graph or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in saved):
+        if _hooked() or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in saved):
             return forward, backward
         self.packed = True
         self.flat = {"forward": forward, "backward": backward}
@@ -100,13 +99,25 @@ class Packing:
         """Return what a token holds. Raises `ReplayError` for another tensor, `RuntimeError` as `Saved.check`."""
         saved = getattr(token.untyped_storage(), "saved", None)
         if not isinstance(saved, Saved):
-            raise ReplayError("a hook on saved tensors copied those of a captured forward: it can only pass them on")
+            raise ReplayError(
+                "a hook on saved tensors copied them, and gpusim had packed them: compile the model inside of it, "
+                "after torch._dynamo.reset()"
+            )
         saved.check()
         return saved
 
     def in_use(self) -> bool:
         """Whether the tensors that the last captured forward saved are still needed."""
         return self._last is not None and self._last() is not None
+
+
+def _hooked() -> bool:
+    """Whether a hook wants each saved tensor: to store it elsewhere, or, as a graph, to become part of AOTAutograd's.
+
+    Those of a checkpoint drop all and run the forward again: a token will do.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks) and getattr(hooks[0], "__module__", "") != checkpoint.__name__
 
 
 def _version(tensor: torch.Tensor) -> int:

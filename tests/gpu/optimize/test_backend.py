@@ -142,13 +142,27 @@ def test_a_checkpoint_computes_the_forward_again(runs: list[str]) -> None:
     assert runs == ["forward", "forward", "backward"] * 2
 
 
-def test_a_hook_that_copies_saved_tensors_is_refused() -> None:
-    _, fast, _ = twins()
+def test_a_hook_that_copies_saved_tensors_has_each_of_them_if_it_is_there_from_the_start() -> None:
+    """Later it would copy the token for all of them, without what it holds."""
+    model, fast, other = twins(dropout=0.0)
     x, y = batches(1)[0]
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copied: copied):
+    F.cross_entropy(fast(x), y).backward()
+    hook = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copied: copied)
+    with hook:
         loss = F.cross_entropy(fast(x), y)
-    with pytest.raises(ReplayError, match="hook on saved tensors"):
+    with pytest.raises(ReplayError, match="compile the model inside of it"):
         loss.backward()
+    torch._dynamo.reset()
+    model.zero_grad()
+    with hook:
+        with pytest.warns(UserWarning, match="hooks take each saved tensor"):
+            mine = fast(x)
+        losses = [F.cross_entropy(result, y) for result in (mine, other(x))]
+    losses[1].backward()
+    with pytest.warns(UserWarning, match="hooks take each saved tensor"):
+        losses[0].backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
 
 
 def test_a_result_that_changes_before_its_backward_is_an_error_as_in_eager() -> None:
