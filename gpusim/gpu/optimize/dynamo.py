@@ -150,8 +150,8 @@ class AtenGraph:
             return results
 
     def _is_exception(self, saved: Saved | None) -> bool:
-        """Whether these tensors are of a forward that ran as it is although it is captured."""
-        return saved is not None and saved.forward is None and self._packing.captured
+        """Whether these tensors are of a forward that ran as it is, but is captured, or is to be."""
+        return saved is not None and saved.forward is None and not self._packing.forward_failed
 
     def _fits(self, args: Sequence[Any], saved: Saved | None) -> bool:
         """Whether the captured graph can run on these inputs."""
@@ -210,11 +210,11 @@ class AtenGraph:
         self._variant = variant
         self._forward = None if saved is None else saved.forward
         self._fixed = [(place, args[place].data_ptr()) for place in sorted(static)]
-        if self.part == "forward":
-            self._packing.captured = True
 
     def _fail(self, problem: str) -> None:
         self._failed = True
+        if self.part == "forward":
+            self._packing.forward_failed = True
         self._warn(problem)
 
     def _warn(self, problem: str) -> None:

@@ -49,8 +49,8 @@ class Packing:
         self.flat: dict[str, torch.fx.GraphModule] = {}
         """Graphs with all of their tensors, by part."""
         self.packed = False
-        self.captured = False
-        """Whether the forward is captured."""
+        self.forward_failed = False
+        """Whether the forward cannot be captured: its backward can, all the same."""
         self.saved_places: frozenset[int] = frozenset()
         """Results of the flat forward that are saved, by position."""
         self._returned = 0

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpusim.errors import OptionError, ReplayError
 from gpusim.gpu.optimize import dynamo
+from gpusim.gpu.optimize.alone import alone
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import CpuExecutor
 from gpusim.gpu.optimize.variant import Variant
@@ -195,6 +196,20 @@ def test_compiled_autograd_runs_the_backward_in_a_graph_of_its_own() -> None:
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
             result.sum().backward()
         close(x.grad, x.sigmoid() * (1 - x.sigmoid()) * scale)
+
+
+def test_a_backward_is_captured_after_its_forward(runs: list[str]) -> None:
+    """Not before: a forward that ran while another thread optimized a step is captured later."""
+    _, fast, _ = twins()
+    data = batches(3)
+    with alone(wait=True):
+        loss = F.cross_entropy(fast(data[0][0]), data[0][1])
+    loss.backward()
+    assert runs == []
+    for x, y in data[1:]:
+        runs.clear()
+        F.cross_entropy(fast(x), y).backward()
+    assert runs == ["forward", "backward"]
 
 
 def test_a_weight_that_changes_before_its_backward_is_an_error_as_in_eager() -> None:
