@@ -1,7 +1,7 @@
 """One tensor for all that a forward saves for its backward, as AOTAutograd sees it.
 
 AOTAutograd saves each tensor by itself, and its wrapper, autograd and the backward touch each in turn. GoogLeNet saves
-411 a step, which took the host longer than its kernels the GPU (research/2026-11-28-backend-training.md). So its two
+534 a step, which took the host longer than its kernels the GPU (research/2026-11-28-backend-training.md). So its two
 graphs pass one empty tensor instead, a token, whose storage object holds the others: it stays the same for every view.
 """
 
