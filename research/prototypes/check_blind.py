@@ -29,6 +29,8 @@ SETS = {
         "neighbours_h200_20261124",
         ("search_inference", "search_training", "search_training_32", "search_training_large", "kinds"),
     ),
+    "neighbours_few": (("eb3e0a4",), "neighbours_few_h200_20261129", ("search_inference",)),
+    "neighbours_more": (("6e145fe",), "neighbours_more_h200_20261129", ("search_inference",)),
     "fair": (
         ("5b5fac0",),
         "fair_h200_20261128",

@@ -5,7 +5,8 @@ many of them were within 5 % of the fastest, the best policy's time over the sea
 recording, and the fastest time over the largest bound (of captured kernels). Then means, and errors of predictions for
 the search. From the newest neighbourhoods: for each step the schedules within 5 % of the fastest, the best policy's
 time over that of the fastest and of the searched schedule, and how many are predicted and measured faster than it;
-means over all steps, and over those of the fair comparison. Run it in the repository's root.
+means over all steps, and over those of the fair comparison. From the three neighbourhoods of GoogLeNet's inference
+together: the distinct schedules, and those within 5 % of the fastest of their run. Run it in the repository's root.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from gpusim.formats.results import ResultCase, newest_results, read_results
 from gpusim.policies.registry import POLICIES
 from gpusim.search.budget import SEARCH
 from gpusim.validation.models import NEAR_FRAC
+from gpusim.validation.replayed import SUFFIX, read_replayed
 from gpusim.validation.statistics import by_step, counted_replays
 
 RESULTS = Path("validate/results")
+#: A step with several neighbourhoods, and their recipes.
+POOLED, POOLED_RECIPES = "googlenet-infer-b1", ("neighbours", "neighbours_few", "neighbours_more")
 
 
 def near(times_ns: Sequence[int]) -> int:
@@ -85,11 +89,27 @@ def neighbours(cases: Sequence[ResultCase], compared: Collection[str]) -> None:
         print(f"{len(steps)} steps: policy {over}")
 
 
+def pooled() -> None:
+    """Print the schedules of one step over several neighbourhoods: on several streams, distinct, near the fastest."""
+    schedules, close, left = set(), set(), []
+    for recipe in POOLED_RECIPES:
+        results = newest_results(RESULTS, recipe)
+        replayed = [each for each in read_replayed(results.with_name(results.stem + SUFFIX)) if each.trace == POOLED]
+        several = [each for each in replayed if max(each.stream_of) > 0]
+        least_ns = min(each.measured_ns for each in several)
+        schedules |= {(each.order, each.stream_of) for each in several}
+        close |= {(each.order, each.stream_of) for each in several if each.measured_ns <= (1 + NEAR_FRAC) * least_ns}
+        left += [each.measured_ns / least_ns for each in several if each.policy in POLICIES]
+    over = ", ".join(f"{each:.4f}" for each in left)
+    print(f"{POOLED}: {len(schedules)} schedules, {len(close)} near the fastest of their run; policy over it {over}")
+
+
 def main() -> None:
-    """Print both."""
+    """Print all three."""
     compared = read_results(newest_results(RESULTS, "fair")).cases
     fair(compared)
     neighbours(read_results(newest_results(RESULTS, "neighbours")).cases, by_step(compared))
+    pooled()
 
 
 if __name__ == "__main__":
