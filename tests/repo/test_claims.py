@@ -218,10 +218,10 @@ def test_order_near_the_best_is_that_of_the_measured_neighbourhoods() -> None:
     first, few, more = (taus.pop(step) for step in ("googlenet-infer-b1", "neighbours_few", "neighbours_more"))
     others = sorted(tau for tau in taus.values() if tau is not None)
     most = f"kendall tau is {others[0]:.2f} to {others[-1]:.2f} on {len(others)} steps"
-    runs = f"{first:.2f}, {few:.2f} and {more:.2f} in three runs of googlenet's inference"
-    named = f"{experts:.2f} on a small mixture of experts and {runs}"
+    runs = f"it is {first:.2f}, {few:.2f} and {more:.2f} in three runs of googlenet's inference"
+    named = f"{experts:.2f} on small experts. {runs}"
     assert f"{most}, {named}" in prose("docs/accuracy.md")
-    assert f"the schedule predicted best loses up to {100 * max(losses):.1f} %" in prose("docs/accuracy.md")
+    assert f"the one predicted best loses up to {100 * max(losses):.1f} %" in prose("docs/accuracy.md")
 
 
 def test_searched_schedules_on_captured_kernels_gain_as_little_over_all_policies_as_the_changelog_says() -> None:
