@@ -48,6 +48,7 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     may_lose_cache: bool
     other_kernels: bool = False
     less_known: bool = False
+    unknown: bool = False
     rows: tuple[SummaryWay, ...] = ()
 
 
@@ -121,6 +122,7 @@ def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
         may_lose_cache=verdict.may_lose_cache,
         other_kernels=verdict.other_kernels,
         less_known=verdict.less_known,
+        unknown=verdict.unknown,
         rows=tuple(
             SummaryWay(
                 what=row.what,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,8 @@ from gpusim.search.eager import predict_eager
 from gpusim.units import counted, format_bytes, format_ns
 
 LIMITS_HINT = "; `gpusim limits` says what is between"
+RECOMMENDED_WAY = "recommended"
+UNKNOWN_WAY = "unknown: capture the step first"
 
 Way = Literal["eager", "graph", "streams", "streams_without_graph"]
 """Way to run a step: op by op from Python, in one CUDA graph, on streams in the graph, on streams from Python."""
@@ -77,9 +80,9 @@ def verdict_rows(
     rows = [] if eager_ns is None else [row("eager", eager_ns, 1, "", measured)]
     rows.append(row("graph", sequential_ns, 1, "torch.cuda.graph, needs no gpusim"))
     if planned_streams is not None:
-        rows.append(row("streams", best_ns, planned_streams, "recommended"))
+        rows.append(row("streams", best_ns, planned_streams, RECOMMENDED_WAY))
     elif streams > 1 or schedule.has_variants:
-        rows.append(row("streams", best_ns, streams, "recommended"))
+        rows.append(row("streams", best_ns, streams, RECOMMENDED_WAY))
     if streams > 1 and not schedule.partitions and planned_streams is None and eager_ns is not None:
         if engine is None:
             without_ns = Evaluator(graph).makespan_ns(schedule, "stream")
@@ -93,7 +96,7 @@ def verdict_rows(
 
 def best_way(rows: tuple[VerdictRow, ...]) -> VerdictRow | None:
     """Return the recommended way: streams in the graph if worth it, else one CUDA graph."""
-    inside = [row for row in rows if row.what in ("graph", "streams")]
+    inside = [row for row in rows if row.what == "graph" or (row.what == "streams" and row.advice == RECOMMENDED_WAY)]
     return inside[-1] if inside else None
 
 
@@ -117,6 +120,8 @@ class Verdict:
     """Ways to run the step, eager first."""
     less_known: bool = False
     """True if the step is not mostly convolutional, for which the interval allows as well."""
+    unknown: bool = False
+    """True if a gain is predicted for estimated kernels, whose doubt includes none. `rows` recommend no streams."""
 
     @property
     def sentence(self) -> str:
@@ -171,6 +176,7 @@ def verdict(
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
     low, high = speedup / (1 + more), max(speedup, min(ceiling, speedup / (1 - less)))
     worth_it = low > 1.0
+    unknown = not worth_it and within_bytes is None and estimated and speedup > 1 + uncertainty.schedule_frac
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
     if less_known:
         doubt, _ = margins()
@@ -199,10 +205,11 @@ def verdict(
         )
     else:
         why = "even the bound leaves nothing to win" if ceiling < 1.02 else f"the bound is {ceiling:.2f}x ({limit})"
-        unknown = estimated and speedup > 1 + uncertainty.schedule_frac
         answer, advice = ("Unknown", "") if unknown else ("Not worth it", " Keep the sequential schedule.")
         text = (
             f"{answer}: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an interval "
             f"that includes no gain; {why}.{advice}{source}"
         )
-    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, less_known)
+    if unknown:
+        rows = tuple(dataclasses.replace(row, advice=UNKNOWN_WAY) if row.what == "streams" else row for row in rows)
+    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, less_known, unknown)

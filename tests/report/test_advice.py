@@ -59,6 +59,8 @@ def test_without_an_eager_time_the_graph_is_the_baseline(found: Summary) -> None
 def test_no_is_an_answer_of_its_own_and_an_uncalibrated_model_gives_none(found: Summary) -> None:
     no = msgspec.structs.replace(found, verdict=msgspec.structs.replace(found.verdict, worth_it=False))
     assert headline(no, calibrated=True).startswith("No. Streams gain nothing here. One CUDA graph does: ")
+    unknown = msgspec.structs.replace(no, verdict=msgspec.structs.replace(no.verdict, unknown=True))
+    assert headline(unknown, calibrated=True).startswith("Unknown. ")
     assert headline(found, calibrated=False).startswith("As a trend: ")
 
 

@@ -14,7 +14,7 @@ from gpusim.formats.trace import Trace
 from gpusim.report.tables import explored_document, print_explored
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
-from gpusim.search.verdict import best_way
+from gpusim.search.verdict import UNKNOWN_WAY, best_way
 from tests.support.helpers import Step, build_graph, chain_trace, kernel, make_hardware, make_trace, op, wide_trace
 
 HOST_NS = 30_000
@@ -77,6 +77,20 @@ def test_step_not_worth_streams_has_eager_and_the_graph_only() -> None:
     found = run(chain_trace(eager_ns=400_000, graph_ns=6000))
     assert list(ways(found)) == ["eager", "graph"]
     assert best_way(found.verdict.rows) == found.verdict.rows[1]
+
+
+@pytest.mark.parametrize(("width", "answer", "advice"), [(2, "Unknown", UNKNOWN_WAY), (6, "Worth it", "recommended")])
+def test_streams_are_recommended_for_estimated_kernels_only_beyond_their_doubt(
+    width: int, answer: str, advice: str
+) -> None:
+    trace = wide_trace(width, depth=1, dur_ns=1000)
+    provenance = msgspec.structs.replace(trace.provenance, estimated="tensor sizes")
+    found = run(msgspec.structs.replace(trace, provenance=provenance))
+    graph, streams = found.verdict.rows
+    assert found.verdict.text.startswith(f"{answer}: ")
+    assert streams.advice == advice
+    assert found.verdict.unknown is (answer == "Unknown")
+    assert best_way(found.verdict.rows) is (graph if found.verdict.unknown else streams)
 
 
 def passed_over(found: Explored) -> Explored:
