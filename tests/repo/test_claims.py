@@ -8,6 +8,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -359,6 +360,27 @@ def test_the_last_policies_save_and_cost_what_the_changelog_says() -> None:
     as_long = [mine.measured_ns / case.measured_ns - 1 for case, mine in at_peaks if case.policy == "olla"]
     assert len(as_long) == 4
     assert max(map(abs, as_long)) < 0.002
+
+
+def test_memory_plans_on_several_streams_are_as_good_as_the_changelog_says() -> None:
+    files = sorted((ROOT / "research" / "data").glob("memory_half_*/*.measured.json"))
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    plans = [json.loads(Path(str(file).replace(".measured", "")).read_text(encoding="utf-8")) for file in files]
+    assert all(run["outputs"]["equal"] for run in runs)
+    assert len(runs) == 6
+    assert len({run["trace"] for run in runs}) == 5
+    assert {run["streams"] for run in runs} == {8, 10}
+    shares = [run["peak_bytes"] / run["sequential_peak_bytes"] for run in runs]
+    less = [100 * (1 - run["schedule"]["median_ns"] / run["sequential"]["median_ns"]) for run in runs]
+    peaks = [run["peak_bytes"] / plan["predicted_peak_bytes"] - 1 for run, plan in zip(runs, plans, strict=True)]
+    times = [abs(run["predicted_ns"] / run["schedule"]["median_ns"] - 1) for run in runs]
+    text = prose("CHANGELOG.md")
+    saved = f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of the peak of the sequential graph that keeps all"
+    assert f"{saved}, for {min(less):.1f} to {max(less):.1f} % less time than it takes" in text
+    assert len({run["trace"].split("-")[0] for run, share in zip(runs, shares, strict=True) if share < 0.5}) == 3
+    assert (
+        f"peaks are up to {100 * max(peaks):.1f} % over the prediction, times within {rounded_up(max(times))} %" in text
+    )
 
 
 def with_ours(plans: Sequence[ResultCase]) -> list[tuple[ResultCase, ResultCase]]:
