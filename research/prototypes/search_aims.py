@@ -91,7 +91,7 @@ def neighbours(cases: Sequence[ResultCase], compared: Collection[str]) -> None:
 
 def pooled() -> None:
     """Print the schedules of one step over several neighbourhoods: on several streams, distinct, near the fastest."""
-    schedules, close, left = set(), set(), []
+    schedules, close, left, lost = set(), set(), [], []
     for recipe in POOLED_RECIPES:
         results = newest_results(RESULTS, recipe)
         replayed = [each for each in read_replayed(results.with_name(results.stem + SUFFIX)) if each.trace == POOLED]
@@ -100,8 +100,10 @@ def pooled() -> None:
         schedules |= {(each.order, each.stream_of) for each in several}
         close |= {(each.order, each.stream_of) for each in several if each.measured_ns <= (1 + NEAR_FRAC) * least_ns}
         left += [each.measured_ns / least_ns for each in several if each.policy in POLICIES]
-    over = ", ".join(f"{each:.4f}" for each in left)
+        lost += [each.measured_ns / least_ns for each in several if each.policy == SEARCH]
+    over, searched = (", ".join(f"{each:.4f}" for each in ratios) for ratios in (left, lost))
     print(f"{POOLED}: {len(schedules)} schedules, {len(close)} near the fastest of their run; policy over it {over}")
+    print(f"{POOLED}: searched over the fastest of their run {searched}")
 
 
 def main() -> None:
