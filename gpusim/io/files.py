@@ -25,7 +25,7 @@ from gpusim.io import file_limits
 from gpusim.io.decoding import convert, decode_json
 from gpusim.io.decompression import decompress
 from gpusim.io.file_limits import MAX_INTEGER
-from gpusim.io.known_formats import AGAIN, known_format, unknown_format
+from gpusim.io.known_formats import AGAIN, LOOKED_AT_BYTES, known_format, unknown_format
 from gpusim.io.opening import TooLargeError, UnreadableError, open_to_write, read_limited
 from gpusim.io.packed import read_packed
 from gpusim.io.repeated import repeated_key_place
@@ -84,7 +84,7 @@ def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> Docu
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as cause:  # TOMLDecodeError, UnicodeDecodeError, numbers of 5,000 digits
-        raise error(str(path), f"is not valid TOML: {cause}") from cause
+        raise error(str(path), _known_in_place_of_toml(data, path.name) or f"is not valid TOML: {cause}") from cause
     try:
         place = _nul_place(document)
         if place is not None:
@@ -99,6 +99,13 @@ def read_toml(path: Path, kind: type[DocumentT], error: type[FileError]) -> Docu
         place = match["path"] or "$"
         problem = _with_value(_short_name(match["problem"]), _value_in(document, place))
         raise error(str(path), problem, place=place) from cause
+
+
+def _known_in_place_of_toml(data: bytes, name: str) -> str:
+    """Return what a file that is no TOML is, and what to do; empty if unknown, or if it is a damaged TOML file."""
+    with contextlib.suppress(zlib.error):
+        data = zlib.decompressobj(wbits=31).decompress(data, LOOKED_AT_BYTES)
+    return known_format(data, "" if name.lower().endswith(".toml") else name, "a TOML file")
 
 
 def read_bytes(path: Path, error: type[FileError]) -> bytes:

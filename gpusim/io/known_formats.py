@@ -30,7 +30,10 @@ _OWN: Final = {
     "gpusim-schedule": ("a schedule", "give it with `--schedule FILE`"),
     "gpusim-measurement": ("a measurement", "give it with `gpusim simulate TRACE --measured FILE`"),
     "gpusim-hardware": ("a hardware model", "give it with `--hw FILE`"),
-    "gpusim-results": ("a file of results", "draw it with `gpusim figure fidelity FILE`"),
+    "gpusim-results": (
+        "a file of results",
+        "predict it again with `gpusim validate FILE --again`, or draw it with `gpusim figure fidelity FILE`",
+    ),
     "gpusim-replayed": ("a file of replayed schedules", "it belongs to its results: `gpusim figure fidelity FILE`"),
     "gpusim-pairs": ("a file of measured pairs of kernels", "no command reads it"),
     "gpusim-predictions": ("a file of predicted schedules", "`gpusim validate` reads it with its trace"),

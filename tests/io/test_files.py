@@ -354,6 +354,23 @@ def test_hostile_toml_gives_one_line(case: str, tmp_path: Path) -> None:
         read_recipe(path)
 
 
+@pytest.mark.parametrize("name", ["x.json", "x.json.gz", "x.toml"])
+def test_document_in_place_of_a_recipe_is_named_with_what_reads_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    data = b'{"schema": "gpusim-results/1", "cases": []}'
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(RecipeError, match=r"is a file of results, and a TOML .*validate FILE --again"):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize("text", ["import x", "[[case]", "\x1f\x8b"])
+def test_damaged_recipe_is_no_other_kind_of_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(RecipeError, match="is not valid TOML"):
+        read_recipe(path)
+
+
 def test_recipe_with_a_trace_of_400_letters_gives_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(f'name = "x"\n[[case]]\ntrace = "{"x" * 400}"')
