@@ -256,7 +256,7 @@ def compare_policies(
         [(planner.smallest_use, planner.smallest.plan), *reached], key=lambda each: each[0].peak.allocated_bytes
     )
     storages = evaluator.choosing(plan).storages
-    return replace(comparison, shortfall=shortfall(storages, use, plan.order, budget_bytes))
+    return replace(comparison, shortfall=shortfall(storages, use, plan.order, budget_bytes, pinned_bytes=pinned_bytes))
 
 
 def _row(

@@ -14,16 +14,22 @@ NEAR_PEAK: Final = 0.95
 
 
 def shortfall(
-    storages: Storages, use: MemoryUse, order: Sequence[int], budget_bytes: int, unplanned_bytes: int = 0
+    storages: Storages,
+    use: MemoryUse,
+    order: Sequence[int],
+    budget_bytes: int,
+    unplanned_bytes: int = 0,
+    pinned_bytes: int | None = None,
 ) -> str:
     """Explain why no plan keeps a budget, by memory and order of the plan that takes least.
 
     Of the ops near its peak, the one that needs most at once decides, with its largest tensor or its workspace. The
     named budget is rounded up, so that it works when used. `unplanned_bytes` were measured beyond the planned peak:
-    workspaces that the trace does not have.
+    workspaces that the trace does not have. `pinned_bytes` is the limit on pinned memory, if there is one.
     """
     least_bytes = use.peak.allocated_bytes + unplanned_bytes
-    text = f"no plan keeps {format_bytes(budget_bytes)}; "
+    pinned = "" if pinned_bytes is None else f" with at most {format_bytes(pinned_bytes)} of pinned memory"
+    text = f"no plan keeps {format_bytes(budget_bytes)}{pinned}; "
     text += f"the smallest budget that works for a plan found here is {format_bytes_up(least_bytes)}"
     op = deciding_op(storages, use, order)
     if op >= 0:

@@ -83,6 +83,8 @@ def test_budget_below_every_plan_names_the_smallest_that_works(
     assert run("memory", trace, option, f"{least}MiB", "-o", files[0]).code == 0
     assert json.loads(files[0].read_bytes())["predicted_peak_bytes"] <= least * MIB
     assert f"is {least} MiB" in refused(run("memory", trace, option, f"{least - 1}MiB", *policies))
+    line = refused(run("memory", trace, option, "1MiB", "--pinned", "4MiB", *policies))
+    assert "no plan keeps 1 MiB with at most 4 MiB of pinned memory; the smallest budget that works" in line
 
 
 def test_pinned_memory_that_is_not_there_keeps_tensors_on_the_gpu_and_says_so(run: Run, trace: Path) -> None:

@@ -460,7 +460,8 @@ class LeastTime:
 
     def shortfall(self, budget_bytes: int) -> str:
         """Explain why no plan found here keeps a budget."""
-        return shortfall(self.storages, self.smallest_use, self.smallest.plan.order, budget_bytes)
+        use, order = self.smallest_use, self.smallest.plan.order
+        return shortfall(self.storages, use, order, budget_bytes, pinned_bytes=self.setting.pinned_bytes)
 
     @cached_property
     def smallest(self) -> _Planned:
