@@ -1,0 +1,40 @@
+"""Habits of training loops, such as a flag for updates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from tests.support.optimizing import batches, close, fast, net, same_states
+
+Step = Callable[..., Any]
+
+
+def test_an_update_adds_to_gradients_of_earlier_calls_and_removes_them() -> None:
+    """Each recorded run begins with gradients, as the user's call does."""
+
+    def made(model: nn.Module) -> Step:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor, y: torch.Tensor, update: bool) -> torch.Tensor:
+            loss = F.cross_entropy(model(x), y) / 2
+            loss.backward()
+            if update:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    model = net()
+    other = copy.deepcopy(model)
+    mine, theirs = fast(made(model), (*batches(1)[0], False)), made(other)
+    for number, (x, y) in enumerate(batches(4)):
+        close(mine(x, y, number % 2 == 1), theirs(x, y, number % 2 == 1))
+    assert all(mine._variants.values())
+    same_states(model.state_dict(), other.state_dict())
