@@ -51,6 +51,8 @@ class Captured:
     given: list[tuple[torch.Tensor, torch.Tensor]]
     """Parameters whose gradient the step reads or adds to, with the memory of that gradient."""
     presence: Presence
+    modes_left: list[tuple[torch.nn.Module, Any]]
+    """Modules that the step leaves in another mode, with that mode."""
     reads: Reads
     hooks: Hooks
     options: CaptureOptions
@@ -118,6 +120,8 @@ def capture_bound(
     be captured: they read elements, change shapes with data, or differ from call to call.
     """
     watched = _Watched(step)
+    modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
+    modes = _modes(modules)
     with Untouched(step).around() as untouched, rates.in_use():
         graph = record_step(watched.step, untouched, options.seed)
         options = as_recorded(options, graph.calls)
@@ -125,6 +129,7 @@ def capture_bound(
             raise CaptureError(f"a number that changes from step to step cannot be captured: {graph.fixed[0]}")
         # One launch takes only that many tensors anyway; in parts, early gradients are used early.
         graph = with_split_lists(graph)
+        modes_left = [after for before, after in zip(modes, _modes(modules), strict=True) if before != after]
         rebuilt = rebuild(step, graph, options, step.device, own=True)
         left = {id(p) for p in step.parameters().values() if p.grad is not None}
         recorded = rebuilt.recorded
@@ -151,7 +156,6 @@ def capture_bound(
             given.append((owner, graph.live[name]))
     written = {recorded.tensors[t].storage for op in recorded.ops for t in op.writes}
     read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage not in written}
-    modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
     sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
     reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
@@ -174,12 +178,17 @@ def capture_bound(
         gradients=gradients,
         given=given,
         presence=presence,
+        modes_left=modes_left,
         reads=reads,
         hooks=Hooks(step, reads.hidden),
         options=options,
         pristine={index: tensor.clone() for index, tensor in live.items()},
         graph=replace(graph, own=None),
     )
+
+
+def _modes(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, Any]]:
+    return [(module, vars(module).get("training")) for module in modules]
 
 
 def _moved(recorded: Recorded, index: int) -> float:

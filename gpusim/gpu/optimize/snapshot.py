@@ -55,6 +55,7 @@ class Snapshot:
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()
+        self._modes = [{key: plain[key] for key in plain.keys() & {"training"}} for plain in self._plain]
         self._others = ModuleState(self._modules)
         self._unprepared = self._buffers, self._plain, self._hooks, self._others
         self._parameters = list(step.parameters().values())
@@ -124,13 +125,14 @@ class Snapshot:
                 copy.restore()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        for module, buffers, plain in zip(self._modules, self._buffers, self._plain, strict=True):
+        kept = zip(self._modules, self._buffers, self._plain, self._modes, strict=True)
+        for module, buffers, plain, mode in kept:
             if _ids([module._buffers]) != _ids([buffers]):
                 module._buffers.clear()
                 module._buffers.update(buffers)
             for key in _plain(module).keys() - plain.keys():
                 delattr(module, key)
-            vars(module).update(plain)
+            vars(module).update(plain | mode)  # a mode is no preparation: each run sets it
         for hooks, before in self._hooks:
             if hooks != before:
                 hooks.clear()

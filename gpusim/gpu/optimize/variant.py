@@ -79,6 +79,8 @@ class Variant:
         self.captured.states.stepped()
         self._groups.stepped()
         self._gradients.leave()
+        for module, mode in self.captured.modes_left:
+            vars(module)["training"] = mode
         if self._changed:
             torch.autograd.graph.increment_version(self._changed)
         if self._one:

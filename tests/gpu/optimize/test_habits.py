@@ -1,4 +1,4 @@
-"""Habits of training loops, such as a flag for updates."""
+"""Habits of training loops: a flag for updates, and modes that a step sets itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from gpusim.gpu.optimize.callable import OptimizedStep
 from tests.support.optimizing import batches, close, fast, net, same_states
 
 Step = Callable[..., Any]
@@ -38,3 +40,22 @@ def test_an_update_adds_to_gradients_of_earlier_calls_and_removes_them() -> None
         close(mine(x, y, number % 2 == 1), theirs(x, y, number % 2 == 1))
     assert all(mine._variants.values())
     same_states(model.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_mode_that_the_step_sets_is_set_at_each_call(trains: bool) -> None:
+    """Optimizing itself leaves the user's."""
+
+    def made(model: nn.Module) -> Step:
+        return lambda x: model.train(trains)(x).detach()
+
+    model, x = net().train(not trains), batches(1)[0][0]
+    other = copy.deepcopy(model)
+    step, theirs = fast(made(model), x), made(other)
+    assert isinstance(step, OptimizedStep)
+    assert model.training is not trains
+    for mode in (not trains, trains, not trains):
+        model.train(mode)
+        other.train(mode)
+        close(step(x), theirs(x))
+        assert {module.training for module in model.modules()} == {trains}
