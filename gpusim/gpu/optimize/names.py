@@ -7,7 +7,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ _NEVER_CALLED: Final = frozenset(
 COMPUTED_KEY: Final = "[...]"
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
+#: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
+_LIBRARIES: Final = ("collections", "multiprocessing.sharedctypes", "torch.distributions", "torch.optim")
 #: Methods that torch calls.
 _TORCHS: Final = frozenset(("forward", "backward", "setup_context"))
 
@@ -78,6 +80,23 @@ def options_of(kind: Any) -> frozenset[str]:
             if name in names:
                 names |= names_of(function.__code__)
     return frozenset(names)
+
+
+def read_by_library(kind: type, called: Collection[str]) -> frozenset[str]:
+    """Return the names that the methods of a class read which are no code of the user's, where code of the user's calls
+    these: a scheduler's rates, the dict of a `UserDict`.
+    """
+    functions = [each for base in kind.__mro__ if _of_library(base.__module__) for each in _functions(base)]
+    names, count = set[str](), -1
+    while functions and count != (count := len(names)):
+        for name, function in functions:
+            if name in called or name in names or is_special(name):
+                names |= names_of(function.__code__)
+    return frozenset(names)
+
+
+def _of_library(module: Any) -> bool:
+    return isinstance(module, str) and module.startswith(_LIBRARIES)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import _lru_cache_wrapper
 from typing import Any, Final
 
 import torch
@@ -22,6 +26,7 @@ from gpusim.gpu.optimize.names import (
     methods,
     names_of,
     options_of,
+    read_by_library,
 )
 
 #: Types compared by value; other objects are compared by identity.
@@ -38,6 +43,10 @@ _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 _HOLDERS: Final = (dict, list, tuple, set, deque, types.FunctionType, functools.partial)
 
 
+#: Types of objects that refer to one other.
+ANSWERING: Final = frozenset((weakref.ref, ContextVar))
+
+
 class Reach:
     """Objects with attributes, functions and containers that a step reaches from `roots` and its modules."""
 
@@ -48,6 +57,8 @@ class Reach:
         """Modules that are no parts of the step's, by id: in a list, say."""
         self.libraries: dict[int, types.ModuleType] = {}
         """Python modules of torch's and of the standard library, by id."""
+        self.optimizers: dict[int, Optimizer] = {}
+        """Optimizers, by id."""
         self.modules = list(modules)
         self._methods_of: dict[type, list[tuple[str, types.FunctionType]]] = {}
         self.reached: dict[int, tuple[Any, str, int]] = {}
@@ -69,6 +80,8 @@ class Reach:
         return ((value, name) for value, name, _ in self.reached.values())
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, Optimizer):
+            self.optimizers[id(value)] = value
         if isinstance(value, _LEAVES) or id(value) in self.reached or depth > DEEPEST:
             return
         if isinstance(value, torch.nn.Module) and depth:
@@ -110,6 +123,12 @@ class Reach:
             held = value.__globals__
             yield from ((key, held[key]) for key in globals_of(value.__code__) if key in held)
             yield from ((name, part) for part in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()))
+        elif isinstance(value, _lru_cache_wrapper):
+            yield name, value.__wrapped__
+        elif isinstance(value, types.MappingProxyType):
+            yield from ((name, held) for held in gc.get_referents(value))
+        elif type(value) in ANSWERING:
+            yield name, answer_of(value)
         elif isinstance(value, list | tuple | deque):
             yield from ((f"{name}[{place}]", part) for place, part in enumerate(value))
         else:
@@ -149,7 +168,8 @@ class Reach:
             if is_torchs(kind.__module__):
                 return [*{*options, "forward"}]
             return [*{*options, *(own & self.names), "forward"}]
-        return [key for key in held if not isinstance(key, str) or key in self.names]
+        read = self.names if held is value else self.names | read_by_library(type(value), self.names)
+        return [key for key in held if not isinstance(key, str) or key in read]
 
     def reads_whole(self, held: dict[Any, Any]) -> bool:
         """Whether code may read all of a dict, as far as its names tell."""
@@ -178,6 +198,11 @@ class Reach:
 def joined(name: str, key: Any) -> str:
     """Return the name of an attribute, with its owner's."""
     return f"{name}.{key}" if name else str(key)
+
+
+def answer_of(value: Any) -> Any:
+    """Return what a weak reference or a context variable refers to, None if it is nothing."""
+    return value.get(None) if isinstance(value, ContextVar) else value()
 
 
 def contents_of(cell: types.CellType) -> Any:

@@ -23,7 +23,7 @@ import torch
 
 from gpusim.gpu.capture.user_step import MOST_PARTS
 from gpusim.gpu.optimize.names import attributes_of, cells, globals_of, is_torchs, options_of
-from gpusim.gpu.optimize.reach import PLAIN, Reach, contents_of, joined
+from gpusim.gpu.optimize.reach import ANSWERING, PLAIN, Reach, answer_of, contents_of, joined
 from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures, all_same
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
@@ -31,6 +31,8 @@ _NO_OWNERS: Final = (type, torch.nn.Module, types.FunctionType, types.MethodType
 _PLAIN_HOLDERS: Final = (dict, list, tuple, set, deque, OrderedDict, defaultdict)
 #: Types of what code calls, or finds such things in.
 _CALLED: Final = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
+#: Largest array of Python's or of C's types that is compared: `MOST_PARTS` numbers.
+_MOST_BYTES: Final = 8 * MOST_PARTS
 _OF_EVERY_MODULE: Final = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 #: Questions of code to torch that the key of a captured step does not answer.
 _ASKED: Final[dict[str, Callable[[], bool]]] = {
@@ -69,6 +71,7 @@ class Reads:
             functions += [value] if isinstance(value, types.FunctionType) else []
         self._watch_classes(reach)
         self._watch_libraries(reach)
+        self._watch_groups(reach)
         for module in self.hidden:
             self._add(vars(module), ("training",), type(module).__name__)
         if not sets_modes:
@@ -167,6 +170,10 @@ class Reads:
         elif isinstance(value, np.ndarray):
             if value.size <= MOST_PARTS and not value.dtype.hasobject:
                 self._equal.append((name, value.tobytes))
+        elif type(value) in ANSWERING:
+            self._others.append((name, partial(answer_of, value)))
+        elif _is_memory(value):
+            self._equal.append((name, partial(_bytes_of, value)))
         elif not isinstance(value, type | tuple | types.MethodType):
             self._watch_object(reach, value, name or type(value).__name__)
 
@@ -212,11 +219,36 @@ class Reads:
         functional = vars(torch.nn.functional)
         self._add(functional, layers & functional.keys(), "torch.nn.functional")
 
+    def _watch_groups(self, reach: Reach) -> None:
+        """Watch options of the user's own among those of optimizers."""
+        for optimizer in reach.optimizers.values():
+            for number, group in enumerate(optimizer.param_groups):
+                keys = reach.names & (group.keys() - optimizer.defaults.keys() - {"params"})
+                self._others += [(key, partial(_option, optimizer, number, key)) for key in keys]
+
     def _add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
         for key in keys:
             self._holders.append(holder)
             self._keys.append(key)
             self._shown.append(joined(name, key))
+
+
+def _option(optimizer: torch.optim.Optimizer, number: int, key: str) -> Any:
+    """Return an option of a group: a loaded checkpoint brings new dicts."""
+    groups = optimizer.param_groups
+    return groups[number].get(key, MISSING) if number < len(groups) else MISSING
+
+
+def _is_memory(value: Any) -> bool:
+    """Whether it is an array of few bytes: of Python's, or of C's types."""
+    try:
+        return memoryview(value).nbytes <= _MOST_BYTES
+    except TypeError:
+        return False
+
+
+def _bytes_of(value: Any) -> bytes:
+    return memoryview(value).tobytes()
 
 
 def _is_owner(value: Any) -> bool:
