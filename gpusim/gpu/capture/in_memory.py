@@ -7,7 +7,7 @@ states, random number states.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -147,6 +147,7 @@ def model_step(
         clip_grad_value=clip_grad_value,
     )
     optimizers = [] if optimizer is None else [optimizer]
+    optimizers += [each for each in in_hooks(modules.values()) if each not in optimizers]
     arguments = {"arguments": (*given, *wanted), **(kwargs or {})}
     return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named, arguments)
 
@@ -220,6 +221,7 @@ def function_step(
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     named = _named("input", (given, dict(kwargs or {})), "input")
     modules, optimizers = reachable((function, *given, *(kwargs or {}).values()))
+    optimizers += [each for each in in_hooks(modules.values()) if each not in optimizers]
     for optimizer in optimizers:
         optim.refuse(optimizer)
     check_devices(modules, named, device)
@@ -264,6 +266,14 @@ def options_of(
         variants=variants,
         command=f"gpusim.capture of {spec}",
     )
+
+
+def in_hooks(modules: Iterable[torch.nn.Module]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that hooks of parameters reach: those that update each once it has its gradient."""
+    parameters = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
+    hooks = [getattr(parameter, "_post_accumulate_grad_hooks", None) or {} for parameter in parameters]
+    functions = [hook for each in hooks for hook in each.values()]
+    return reachable(functions)[1] if functions else []
 
 
 def check_devices(

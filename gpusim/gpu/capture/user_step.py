@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -254,7 +256,7 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
     seen: set[int] = set()
 
     def look(value: Any, name: str, depth: int) -> None:
-        if id(value) in seen or depth > DEPTH:
+        if isinstance(value, PLAIN_VALUES) or id(value) in seen or depth > DEPTH:
             return
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):
@@ -270,16 +272,21 @@ def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer
         elif isinstance(value, types.FunctionType):
             for key, part in _names_of(value).items():
                 look(part, key, depth + 1)
-        elif isinstance(value, list | tuple | dict) and len(value) > MOST_PARTS:
+        elif isinstance(value, weakref.ref):
+            look(value(), name, depth)
+        elif isinstance(value, list | tuple | dict | set | deque) and len(value) > MOST_PARTS:
             return  # data, not a trainer
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | set | deque):
             for place, part in enumerate(value):
                 look(part, f"{name}.{place}", depth + 1)
         elif isinstance(value, dict):
             for key, part in value.items():
                 look(part, f"{name}.{key}", depth + 1)
-        elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType | torch.Tensor):
-            for key, part in vars(value).items():
+            for place, key in enumerate(value):
+                if isinstance(key, torch.nn.Module | Optimizer):
+                    look(key, f"{name}.{place}", depth + 1)
+        elif not isinstance(value, type | types.ModuleType | torch.Tensor):
+            for key, part in _attributes_of(value):
                 look(part, key, depth + 1)
 
     look(function, "", 0)
@@ -294,6 +301,15 @@ def _names_of(function: types.FunctionType) -> dict[str, Any]:
     values |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return values | {f"default.{place}": value for place, value in enumerate(defaults)}
+
+
+def _attributes_of(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield an object's attributes, those in slots too."""
+    yield from getattr(value, "__dict__", {}).items()
+    for base in type(value).__mro__:
+        if "__slots__" in vars(base):
+            slots = [key for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType)]
+            yield from ((key, getattr(value, key)) for key in slots if hasattr(value, key))
 
 
 def _is_filled(cell: types.CellType) -> bool:

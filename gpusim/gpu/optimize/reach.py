@@ -55,6 +55,8 @@ class Reach:
         """Names that the code of the reached functions uses."""
         self.hidden: dict[int, torch.nn.Module] = {}
         """Modules that are no parts of the step's, by id: in a list, say."""
+        self.tops: dict[int, torch.nn.Module] = {}
+        """Those of them that were found themselves, not as children of others, by id."""
         self.libraries: dict[int, types.ModuleType] = {}
         """Python modules of torch's and of the standard library, by id."""
         self.optimizers: dict[int, Optimizer] = {}
@@ -85,6 +87,7 @@ class Reach:
         if isinstance(value, _LEAVES) or id(value) in self.reached or depth > DEEPEST:
             return
         if isinstance(value, torch.nn.Module) and depth:
+            self.tops[id(value)] = value
             others = [module for module in value.modules() if id(module) not in self._own | self.reached.keys()]
             self.hidden.update((id(module), module) for module in others)
             self.reached.update((id(module), (module, name, 0)) for module in others)

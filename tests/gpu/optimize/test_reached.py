@@ -1,8 +1,9 @@
-"""Values are found wherever the code of a step has them."""
+"""Values, models and optimizers are found wherever the code of a step has them."""
 
 from __future__ import annotations
 
 import array
+import copy
 import ctypes
 import functools
 import types
@@ -10,15 +11,19 @@ import weakref
 from collections import ChainMap, UserDict
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.reads import Reads
-from tests.support.optimizing import batches, close, fast
+from gpusim.gpu.optimize.steps import Given
+from tests.support.optimizing import batches, close, eager_step, fast, net, same_states, sgd
 
+Step = Callable[..., Any]
 Held = tuple[Callable[[], float], Callable[[], object]]
 """A reader of 2.0, and a change of what it reads."""
 X = batches(1)[0][0]
@@ -118,3 +123,86 @@ def test_a_scheduler_that_the_step_asks_for_the_rate_is_asked_again() -> None:
     assert isinstance(captured, OptimizedStep)
     change()
     close(captured(X), step(X))
+
+
+def by_slots(model: nn.Module) -> Step:
+    class Trainer:
+        __slots__ = ("step",)
+
+        def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return self.step(x, y)
+
+    trainer = Trainer()
+    trainer.step = eager_step(model, sgd(model.parameters()))
+    return trainer
+
+
+def by_method(model: nn.Module) -> Step:
+    optimizer = sgd(model.parameters())
+
+    class Trainer:
+        def update(self, loss: torch.Tensor) -> torch.Tensor:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.update(F.cross_entropy(model(x), y))
+
+    return Trainer().step
+
+
+def by_class(model: nn.Module) -> Step:
+    class Parts:
+        net, optimizer = model, sgd(model.parameters())
+
+    return lambda x, y: eager_step(Parts.net, Parts.optimizer)(x, y)
+
+
+def by_set(model: nn.Module) -> Step:
+    parts = {model: sgd(model.parameters())}
+    return lambda x, y: next(eager_step(*pair)(x, y) for pair in parts.items())
+
+
+def by_hooks(model: nn.Module) -> Step:
+    optimizers = {parameter: sgd([parameter]) for parameter in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("made", [by_slots, by_method, by_class, by_set, by_hooks])
+def test_models_and_optimizers_are_found_wherever_the_code_has_them(made: Callable[[nn.Module], Step]) -> None:
+    """Otherwise trial runs would train the user's model, and rates would stay those of the capture."""
+    model = net()
+    step = Given(made(model), None, None).step(batches(1)[0], {}, torch.device("cpu"))
+    found = {id(module) for top in step.modules.values() for module in top.modules()}
+    assert found == set(map(id, model.modules()))
+    updated = [id(p) for optimizer in step.optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(updated) == sorted(map(id, model.parameters()))
+
+
+@pytest.mark.parametrize("made", [by_method, by_hooks])
+def test_optimizers_in_methods_and_hooks_train_as_eager_does(made: Callable[[nn.Module], Step]) -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    mine, theirs = made(model), made(other)
+    before = copy.deepcopy(model.state_dict())
+    step = fast(mine, batches(1)[0])
+    assert isinstance(step, OptimizedStep)
+    same_states(model.state_dict(), before)
+    for x, y in batches(3):
+        close(step(x, y), theirs(x, y))
+    same_states(model.state_dict(), other.state_dict())
