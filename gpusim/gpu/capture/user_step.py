@@ -149,17 +149,22 @@ def record_step(step: UserStep, untouched: Untouched, seed: int) -> JointGraph:
 
     Raises `CaptureError`, with the line of the user's code, for a step that a trace cannot hold.
     """
-    accumulated = [(p, p.grad) for p in step.parameters().values() if p.grad is not None]
+    given = accumulated(step)
     _hear(step, untouched, strict=False)
-    _give_back(accumulated)
+    give_back(given)
     torch.manual_seed(seed)
     graph = _hear(step, untouched)
-    _give_back(accumulated)
+    give_back(given)
     again = _hear(step, untouched)
     return replace(graph, fixed=(*_changes(graph.calls, again.calls), *_other_constants(graph, again)))
 
 
-def _give_back(gradients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def accumulated(step: UserStep) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return parameters with their gradients of now."""
+    return [(parameter, parameter.grad) for parameter in step.parameters().values() if parameter.grad is not None]
+
+
+def give_back(gradients: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Put back gradients that a run has removed: one that adds to them before does so each time."""
     for parameter, gradient in gradients:
         if parameter.grad is None:

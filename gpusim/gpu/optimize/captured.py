@@ -27,6 +27,8 @@ from gpusim.gpu.optimize.slots import Gradients, Places, Presence, States
 
 #: Style of a step with ATen's calls in some regions and Inductor's kernels in others.
 MIXED: Final = "mixed"
+#: Operators that only write what they change.
+_ZEROING: Final = ("aten.zero_.default", "aten._foreach_zero_.default")
 #: Types that a step may return in addition to tensors: constant, and never a tensor in disguise.
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -154,8 +156,8 @@ def capture_bound(
         if recorded.tensors[index].role == "gradient" and index not in recorded.gradients:
             owner = next(p for n, p in parameters.items() if f"grad.{n}" == recorded.tensors[index].name)
             given.append((owner, graph.live[name]))
-    written = {recorded.tensors[t].storage for op in recorded.ops for t in op.writes}
-    read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage not in written}
+    needed = _read_first(recorded)
+    read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage in needed}
     sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
     reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
@@ -185,6 +187,17 @@ def capture_bound(
         pristine={index: tensor.clone() for index, tensor in live.items()},
         graph=replace(graph, own=None),
     )
+
+
+def _read_first(recorded: Recorded) -> set[int]:
+    """Return the storages whose elements are read before they are zeroed, and before a backward adds to them."""
+    first: dict[int, bool] = {}
+    for op in recorded.ops:
+        reads, writes = ({recorded.tensors[index].storage for index in each} for each in (op.reads, op.writes))
+        for storage in reads | writes:
+            adds = op.phase == "backward" and storage in writes
+            first.setdefault(storage, storage in reads and not adds and op.target not in _ZEROING)
+    return {storage for storage, is_read in first.items() if is_read}
 
 
 def _modes(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, Any]]:

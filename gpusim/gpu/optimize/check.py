@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gpusim.errors import ReplayError
-from gpusim.gpu.capture.user_step import UserStep
+from gpusim.gpu.capture.user_step import UserStep, accumulated, give_back
 from gpusim.gpu.device import precision
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Candidate
@@ -77,7 +77,9 @@ class Checker:
 
             with put_back(step), restored(captured):
                 if not captured.states.adopt():
+                    given = accumulated(step)
                     eager()  # makes the optimizer's states
+                    give_back(given)
                 with put_back(step) as second:
                     try:
                         checked = verify(

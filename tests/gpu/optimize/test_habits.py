@@ -42,6 +42,39 @@ def test_an_update_adds_to_gradients_of_earlier_calls_and_removes_them() -> None
     same_states(model.state_dict(), other.state_dict())
 
 
+def test_an_update_alone_does_nothing_without_gradients() -> None:
+    """Weights would decay by an update with zeros in their place."""
+
+    def made(model: nn.Module) -> Step:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
+
+        def update() -> None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return update
+
+    def add(model: nn.Module) -> None:
+        F.cross_entropy(model(x), y).backward()
+
+    model, (x, y) = net(), batches(1)[0]
+    add(model)
+    other = copy.deepcopy(model)
+    mine, theirs = fast(made(model), ()), made(other)
+    assert isinstance(mine, OptimizedStep)
+    model.zero_grad()
+    other.zero_grad()
+    for _ in range(2):
+        for one, update in ((model, mine), (other, theirs)):
+            add(one)
+            update()
+    with pytest.warns(UserWarning, match="computes nothing"):
+        mine()
+    theirs()
+    same_states(model.state_dict(), other.state_dict())
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_mode_that_the_step_sets_is_set_at_each_call(trains: bool) -> None:
     """Optimizing itself leaves the user's."""
