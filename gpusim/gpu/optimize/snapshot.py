@@ -60,6 +60,8 @@ class Snapshot:
         self._unprepared = self._buffers, self._plain, self._hooks, self._others
         self._parameters = list(step.parameters().values())
         self._gradients = [parameter.grad for parameter in self._parameters]
+        self._of_optimizers = [_plain(optimizer) for optimizer in step.optimizers]
+        self._counted = self._counts()
         self._groups = [[dict(group) for group in optimizer.param_groups] for optimizer in step.optimizers]
         self._states = [{p: dict(state) for p, state in optimizer.state.items()} for optimizer in step.optimizers]
         self._inputs = [tensor for _, tensor in step.named.values()]
@@ -83,6 +85,15 @@ class Snapshot:
     def _attributes(self) -> list[dict[str, Any]]:
         return [_plain(module) for module in self._modules]
 
+    def _counts(self) -> list[dict[Any, Any]]:
+        """Return the plain values of each optimizer: its attributes, and those in its states."""
+        counts: list[dict[Any, Any]] = [dict(_plain(optimizer)) for optimizer in self.step.optimizers]
+        for optimizer, values in zip(self.step.optimizers, counts, strict=True):
+            for parameter, state in optimizer.state.items():
+                plain = ((key, value) for key, value in state.items() if isinstance(value, PLAIN_VALUES))
+                values.update(((key, id(parameter)), value) for key, value in plain)
+        return counts
+
     def _all_hooks(self) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
         """Return each dict of a module's hooks, with its contents."""
         dicts = (value for module in self._modules for key, value in vars(module).items() if key.endswith(_HOOKS))
@@ -97,6 +108,7 @@ class Snapshot:
         self._others = ModuleState(self._modules)
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()
+        self._counted = self._counts()
         known = {id(copy.tensor) for copy in self._copies}
         self._copies += [_Copy.of(tensor) for tensor in self._tensors() if id(tensor) not in known]
         return others is not None or before != (self._plain, _ids(self._buffers))
@@ -106,7 +118,17 @@ class Snapshot:
         self._buffers, self._plain, self._hooks, self._others = self._unprepared
 
     def check_modules(self) -> None:
-        """Raise `CaptureError` where a run after the first has changed a plain attribute or replaced a buffer."""
+        """Raise `CaptureError` where a run after the first has changed a plain attribute or replaced a buffer, or where
+        an optimizer counts in Python.
+        """
+        for optimizer, counted, now in zip(self.step.optimizers, self._counted, self._counts(), strict=True):
+            for key in now:
+                if key not in counted or now[key] != counted[key]:
+                    name = key[0] if isinstance(key, tuple) else key
+                    raise CaptureError(
+                        f"the step changes the Python value '{name}' of {type(optimizer).__name__}, which a captured "
+                        "step would not"
+                    )
         for module, buffers, before in zip(self._modules, self._buffers, self._plain, strict=True):
             name, now = type(module).__name__, _plain(module)
             for key, tensor in buffers.items():
@@ -139,7 +161,11 @@ class Snapshot:
                 hooks.update(before)
         self._python.restore()
         self._others.restore()
-        for optimizer, groups, states in zip(self.step.optimizers, self._groups, self._states, strict=True):
+        kept_ones = zip(self.step.optimizers, self._groups, self._states, self._of_optimizers, strict=True)
+        for optimizer, groups, states, attributes in kept_ones:
+            for key in _plain(optimizer).keys() - attributes.keys():
+                delattr(optimizer, key)
+            vars(optimizer).update(attributes)
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(options)
@@ -179,8 +205,8 @@ def _ids(buffers: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
     return [{key: id(tensor) for key, tensor in each.items()} for each in buffers]
 
 
-def _plain(module: torch.nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in vars(module).items() if isinstance(value, PLAIN_VALUES)}
+def _plain(owner: torch.nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
+    return {key: value for key, value in vars(owner).items() if isinstance(value, PLAIN_VALUES)}
 
 
 @contextmanager

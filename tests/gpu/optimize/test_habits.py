@@ -92,3 +92,25 @@ def test_a_mode_that_the_step_sets_is_set_at_each_call(trains: bool) -> None:
         other.train(mode)
         close(step(x), theirs(x))
         assert {module.training for module in model.modules()} == {trains}
+
+
+class Counting(torch.optim.SGD):
+    """Slows down at its fifth step, which trial runs do not reach."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            parameter.data.sub_(parameter.grad * (0.1 if state["count"] < 5 else 0.01))
+
+
+def test_an_optimizer_that_counts_in_python_is_refused_and_left_as_it_was() -> None:
+    model = net()
+    optimizer = Counting(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="changes the Python value '(calls|count)' of Counting"):
+        assert not isinstance(fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=optimizer), OptimizedStep)
+    assert not optimizer.state
+    assert "calls" not in vars(optimizer)
