@@ -2,10 +2,12 @@
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
 the step (attributes of objects, classes and Python modules, slots, keys of dicts), containers of up to 1,000 values
-(of dicts that code reads by name the size only), code and defaults of functions, classes and dicts of objects, and the
-options that the `forward` of torch's own layers reads. Of torch and the standard library: functions and classes that
-code names. What the code only counts or keeps elsewhere may change. Not watched are names computed while the step runs,
-longer containers, what lies deeper than eight attributes, and what libraries answer: the environment, files, clocks.
+(of dicts that code reads by name the size only), small arrays, what weak references and context variables refer to,
+what methods of schedulers and collections read, options of the user's own in an optimizer's groups, code and defaults
+of functions, classes and dicts of objects, and the options that the `forward` of torch's own layers reads. Of torch and
+the standard library: functions and classes that code names. What the code only counts or keeps elsewhere may change.
+Not watched are names computed while the step runs, longer containers, what lies deeper than eight attributes, and what
+libraries answer: the environment, files, clocks.
 """
 
 from __future__ import annotations
@@ -241,14 +243,20 @@ def _option(optimizer: torch.optim.Optimizer, number: int, key: str) -> Any:
 
 def _is_memory(value: Any) -> bool:
     """Whether it is an array of few bytes: of Python's, or of C's types."""
+    memory = _memory_of(value)
+    return memory is not None and memory.nbytes <= _MOST_BYTES
+
+
+def _memory_of(value: Any) -> memoryview | None:
     try:
-        return memoryview(value).nbytes <= _MOST_BYTES
-    except TypeError:
-        return False
+        return memoryview(value)
+    except (TypeError, ValueError, BufferError):  # a closed one has none
+        return None
 
 
-def _bytes_of(value: Any) -> bytes:
-    return memoryview(value).tobytes()
+def _bytes_of(value: Any) -> bytes | None:
+    memory = _memory_of(value)
+    return None if memory is None else memory.tobytes()
 
 
 def _is_owner(value: Any) -> bool:

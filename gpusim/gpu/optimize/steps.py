@@ -109,7 +109,7 @@ def _with_hidden(step: UserStep, function: Any) -> UserStep:
         if id(module) not in known and _is_on(module, step.device):
             modules[f"reached.{number}"] = module
             known |= set(map(id, module.modules()))
-    hidden = [each for each in reach.optimizers.values() if not any(each is known for known in step.optimizers)]
+    hidden = [each for each in reach.optimizers.values() if not any(each is own for own in step.optimizers)]
     for optimizer in hidden:
         optim.refuse(optimizer)
     return replace(step, modules=modules, optimizers=[*step.optimizers, *hidden])
