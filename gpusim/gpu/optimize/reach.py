@@ -133,12 +133,12 @@ class Reach:
         elif type(value) in ANSWERING:
             yield name, answer_of(value)
         elif isinstance(value, list | tuple | deque):
-            yield from ((f"{name}[{place}]", part) for place, part in enumerate(value))
+            yield from ((f"{name}[{place}]", part) for place, part in enumerate(elements(value)))
         else:
             held = self.attributes(value)
             whole = isinstance(value, dict) and self.reads_whole(held)
             read = held if whole else self.read_of(value, held)
-            yield from ((joined(name, key), held[key]) for key in read if key in held)
+            yield from ((joined(name, key), lying_at(held, key)) for key in read if key in held)
             yield from ((joined(name, key), getattr(value, key, None)) for key in self.slots_of(value))
         held = self.beside(value)
         yield from ((joined(name, key), held[key]) for key in held if key in self.names)
@@ -201,6 +201,18 @@ class Reach:
 def joined(name: str, key: Any) -> str:
     """Return the name of an attribute, with its owner's."""
     return f"{name}.{key}" if name else str(key)
+
+
+def lying_at(held: Mapping[Any, Any], key: Any) -> Any:
+    """Return what a dict holds: a lookup of the user's own class may make another object each time."""
+    return dict.__getitem__(held, key) if isinstance(held, dict) else held[key]
+
+
+def elements(held: list[Any] | tuple[Any, ...] | deque[Any]) -> Iterator[Any]:
+    """Return what a list, tuple or deque holds, past an iterator of the user's own class."""
+    kind: Any = next(kind for kind in (list, tuple, deque) if isinstance(held, kind))
+    iterator: Iterator[Any] = kind.__iter__(held)
+    return iterator
 
 
 def answer_of(value: Any) -> Any:

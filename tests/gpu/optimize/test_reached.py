@@ -8,7 +8,7 @@ import ctypes
 import functools
 import types
 import weakref
-from collections import ChainMap, UserDict
+from collections import ChainMap, OrderedDict, UserDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.reach import Reach
 from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.steps import Given
 from tests.support.optimizing import batches, close, eager_step, fast, net, same_states, sgd
@@ -206,3 +207,21 @@ def test_optimizers_in_methods_and_hooks_train_as_eager_does(made: Callable[[nn.
     for x, y in batches(3):
         close(step(x, y), theirs(x, y))
     same_states(model.state_dict(), other.state_dict())
+
+
+class Makers(OrderedDict[str, Callable[[], nn.Module]]):
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+class Made(list[Callable[[], nn.Module]]):
+    def __iter__(self) -> Any:
+        return (make() for make in super().__iter__())
+
+
+@pytest.mark.parametrize("held", [Makers(relu=nn.ReLU), Made([nn.ReLU])])
+def test_containers_that_make_other_objects_at_each_lookup_are_searched_once(held: Any) -> None:
+    """Otherwise the search never ends, as for transformers' table of activations."""
+    reach = Reach([lambda x: [held.items(), held]], [])
+    assert held in [value for value, _ in reach]
+    assert not reach.hidden
