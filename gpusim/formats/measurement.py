@@ -88,6 +88,8 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Link to the host in the measuring process, for a memory plan."""
     gpu: Gpu
     """GPU, software versions and clocks."""
+    gpu_id: str = ""
+    """The driver's identifier of this GPU among all others; empty if unknown, and in files up to 2026-11-29."""
     date: str
     """Date, `yyyy-mm-dd`."""
     command: str

@@ -38,6 +38,20 @@ Baseline = Literal[
 ]
 
 
+class ProcessTimes(Document, frozen=True, kw_only=True, omit_defaults=False):
+    """What one process measured of a schedule."""
+
+    measured_ns: PositiveNanoseconds
+    """Median time, in ns."""
+    sequential_ns: PositiveNanoseconds
+    """Median time of the sequential graph in the same process, in ns."""
+    date: str
+    gpu_id: str = ""
+    """The driver's identifier of this GPU among all others; empty if unknown."""
+    gpusim: str = ""
+    """As in a measurement."""
+
+
 class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     """One replayed schedule: prediction, measurement and baselines."""
 
@@ -108,6 +122,9 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Time of each stage of `optimize_s`, in s."""
     compiled_before: bool = False
     """True if Triton's cache held kernels when `gpusim.optimize` began, which then took less than a first start."""
+    processes: tuple[ProcessTimes, ...] = ()
+    """Each process that measured the schedule. Of several, `measured_ns` is the median and `interval_ns` the range.
+    Empty in files up to 2026-11-29."""
 
     @property
     def outputs(self) -> str:

@@ -63,11 +63,20 @@ def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
     )
 
 
+def gpu_id() -> str:
+    """Return the driver's identifier of the current GPU, as `nvidia-smi -L` shows it; empty if unknown."""
+    if not torch.cuda.is_available():
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    return "" if uuid is None else f"GPU-{uuid}"
+
+
 def provenance(command: str, busy: Callable[[], object]) -> dict[str, Any]:
     """Return the head of a results document of `command`: GPU, date, versions, and the clock while `busy` runs."""
     gpu = gpu_facts(busy)
     return {
         "gpu": gpu.name,
+        "gpu_id": gpu_id(),
         "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
         "command": command,
         "versions": {"torch": gpu.torch, "cuda": gpu.cuda, "driver": gpu.driver, "cudnn": gpu.cudnn},

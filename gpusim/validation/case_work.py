@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.pairs import PairCase
 from gpusim.formats.recipe import Case, Recipe
-from gpusim.formats.results import ResultCase
+from gpusim.formats.results import ProcessTimes, ResultCase
 from gpusim.formats.trace import Trace
 from gpusim.gpu.trial import fastest
 from gpusim.plan.graph import OpGraph
@@ -144,4 +147,46 @@ def result_case(case: Case, trace: Trace, chosen: Chosen, measurement: Measureme
         events=measurement.events,
         sm_clock_mhz=measurement.gpu.sm_clock_mhz,
         link=measurement.link,
+        processes=(process_times(measurement),),
+    )
+
+
+def process_times(measurement: Measurement) -> ProcessTimes:
+    """Return the times of the process that made a measurement."""
+    return ProcessTimes(
+        measured_ns=measurement.schedule.median_ns,
+        sequential_ns=measurement.sequential.median_ns,
+        date=measurement.date,
+        gpu_id=measurement.gpu_id,
+        gpusim=measurement.gpusim,
+    )
+
+
+def with_process(row: ResultCase, measurement: Measurement) -> ResultCase:
+    """Add one more process to a row: times are the median of its processes, with their range as interval.
+
+    Outputs are equal if they are in each process. Predictions stay.
+    """
+    outputs, schedule, sequential = measurement.outputs, measurement.schedule, measurement.sequential
+    processes = (*row.processes, process_times(measurement))
+    measured_ns = [each.measured_ns for each in processes]
+    sequential_ns = [each.sequential_ns for each in processes]
+    return msgspec.structs.replace(
+        row,
+        processes=processes,
+        measured_ns=round(statistics.median(measured_ns)),
+        interval_ns=(min(measured_ns), max(measured_ns)),
+        fastest_ns=min(row.fastest_ns, schedule.fastest_ns),
+        slowest_ns=max(row.slowest_ns, schedule.slowest_ns),
+        sequential_ns=round(statistics.median(sequential_ns)),
+        sequential_interval_ns=(min(sequential_ns), max(sequential_ns)),
+        sequential_fastest_ns=min(row.sequential_fastest_ns, sequential.fastest_ns),
+        sequential_slowest_ns=max(row.sequential_slowest_ns, sequential.slowest_ns),
+        outputs_equal=row.outputs_equal and outputs.equal,
+        bit_equal=row.bit_equal and outputs.bit_equal,
+        outputs_sensitive=row.outputs_sensitive and outputs.sensitive,
+        worst_error=max(row.worst_error, outputs.worst_error),
+        sequential_error=max(row.sequential_error, outputs.sequential_error),
+        measured_peak_bytes=max(row.measured_peak_bytes, measurement.peak_bytes),
+        sequential_peak_bytes=max(row.sequential_peak_bytes, measurement.sequential_peak_bytes),
     )

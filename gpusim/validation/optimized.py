@@ -19,7 +19,7 @@ from gpusim.errors import GpusimError, RecipeError
 from gpusim.formats.hardware import default_hardware
 from gpusim.formats.measurement import OutputCheck
 from gpusim.formats.recipe import Case, Recipe
-from gpusim.formats.results import SCHEMA, ResultCase, Results, read_all_results
+from gpusim.formats.results import SCHEMA, ProcessTimes, ResultCase, Results, read_all_results
 from gpusim.gpu.isolate import alone
 from gpusim.io.files import make_folder
 from gpusim.validation.recipe import check_recipe_code
@@ -157,6 +157,13 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         compared=1,
     )
     gpu = measured.gpu
+    process = ProcessTimes(
+        measured_ns=time.median_ns,
+        sequential_ns=measured.sequential_ns,
+        date=datetime.date.today().isoformat(),
+        gpu_id=measured.gpu_id,
+        gpusim=code_version(),
+    )
     return ResultCase(
         trace=case.trace_name,
         network=case.trace_name.split(f"-{case.mode}-b")[0],
@@ -188,8 +195,8 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         events=0,
         sm_clock_mhz=gpu.sm_clock_mhz,
         baselines={name: timing.median_ns for name, timing in measured.peers.items()},
-        commit=code_version(),
-        date=datetime.date.today().isoformat(),
+        commit=process.gpusim,
+        date=process.date,
         versions={"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn},
         kernels="chosen" if measured.kernels_chosen else "captured",
         baseline_peak_bytes=measured.peer_bytes,
@@ -197,6 +204,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         optimize_s=measured.optimize_s,
         optimize_stages_s=measured.stages_s,
         compiled_before=measured.compiled_before,
+        processes=(process,),
     )
 
 

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+
 from gpusim.errors import MeasurementError
 from gpusim.formats.measurement import Measurement
+from gpusim.formats.results import ResultCase
 from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
@@ -49,6 +52,10 @@ class ReplayedSchedule(Document, frozen=True, kw_only=True):
             measured_ns=measurement.schedule.median_ns,
             sequential_ns=measurement.sequential.median_ns,
         )
+
+    def at(self, row: ResultCase) -> ReplayedSchedule:
+        """Return it with the times of its row."""
+        return msgspec.structs.replace(self, measured_ns=row.measured_ns, sequential_ns=row.sequential_ns)
 
     @property
     def schedule(self) -> Schedule:

@@ -6,8 +6,8 @@ committed between capture and measurement; measured cases are added to the newes
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,13 +18,13 @@ from gpusim.errors import GpusimError, RecipeError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import SCHEMA, ResultCase, Results, read_all_results
-from gpusim.formats.trace import Timing, Trace
+from gpusim.formats.trace import Trace
 from gpusim.gpu.isolate import alone
 from gpusim.io.files import make_folder
 from gpusim.io.packed import is_file
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
-from gpusim.validation.case_work import capture_case, replay_chosen, result_case
+from gpusim.validation.case_work import capture_case, replay_chosen, result_case, with_process
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
 from gpusim.validation.fair import fastest_of_each, kernels_of, slow_counts
 from gpusim.validation.memory_stages import MemoryResults, measured_or_said, predict_memory
@@ -151,10 +151,10 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
 def measure_stage(
     recipe: Recipe, cases: Sequence[Case], folder: Path, command: str, say: Say, *, trust_code: bool = False
 ) -> Results:
-    """Replay the predicted schedules of each case that the recipe's results lack; results are written after each case,
-    and trials after each contender.
+    """Replay the predicted schedules of each case in as many processes as the recipe asks for and its results lack.
 
-    Each schedule is timed in `recipe.processes` processes; `interval_ns` is the range of their medians.
+    Results are written after each process, and trials after each contender; a later process, on another day or another
+    GPU of the kind, replays the schedules that the first one did.
     """
     if recipe.memory_policies:
         return _measure_memory(recipe, cases, folder, command, say, trust_code)
@@ -167,33 +167,43 @@ def measure_stage(
             if not is_file(path):
                 raise RecipeError(str(path), "not captured yet: run the stage 'capture' first")
             trace = read_trace(path)
-            if joined.has(trace):
+            if joined.has(trace) and joined.lacks(trace) == 0:
                 continue
             predicted, trials = predicted_path(case, recipe), trials_path(folder, recipe, trace.name)
             predictions = read_predictions(predicted, path)
             chosen = predictions.chosen(OpGraph.build(trace, hardware_of(trace)), str(predicted))
-            tried: list[tuple[int, ...]] = [()] * len(chosen.schedules)
-            if recipe.trials:
-                times_ns = alone(try_schedules, path, predicted, chosen, recipe, trials, trust_code)
-                of_each = fastest_of_each(chosen.schedules, times_ns)
-                chosen, tried = chosen.only(list(of_each)), list(of_each.values())
-            runs: list[Sequence[Measurement]] = []
-            for _ in range(recipe.processes):
-                runs.append(alone(replay_chosen, path, chosen, recipe, command, trust_code)[1])
-                joined.check_gpu(runs[-1][0].gpu.name)
+            if joined.has(trace):
+                chosen = joined.chosen(trace, chosen)
+            else:
+                tried: list[tuple[int, ...]] = [()] * len(chosen.schedules)
+                if recipe.trials:
+                    times_ns = alone(try_schedules, path, predicted, chosen, recipe, trials, trust_code)
+                    of_each = fastest_of_each(chosen.schedules, times_ns)
+                    chosen, tried = chosen.only(list(of_each)), list(of_each.values())
+                measured = _measured(path, chosen, recipe, command, trust_code, joined)
+                joined.add(case, trace, predictions, chosen, chosen.held_to(measured), command, tried)
+                trials.unlink(missing_ok=True)
+            for _ in range(joined.lacks(trace)):
+                joined.add_process(trace, _measured(path, chosen, recipe, command, trust_code, joined))
         except GpusimError as cause:
             errors.append(cause)
             say(f"failed: {cause}")
             continue
-        measured = chosen.held_to([between_processes(each) for each in zip(*runs, strict=True)])
-        joined.add(case, trace, predictions, chosen, measured, command, tried)
-        trials.unlink(missing_ok=True)
-        say(f"measured {len(measured)} schedules of {trace.name}")
+        say(f"measured {len(chosen.schedules)} schedules of {trace.name}")
     if errors and len(errors) == len(cases):
         raise errors[0]
     if joined.results is None:
         raise RecipeError(recipe.name, "has no case to measure")
     return joined.results
+
+
+def _measured(
+    path: Path, chosen: Chosen, recipe: Recipe, command: str, trust_code: bool, joined: _Joined
+) -> list[Measurement]:
+    """Measure the schedules in a process of its own. Raises `RecipeError` for another GPU than that of the results."""
+    measured: list[Measurement] = alone(replay_chosen, path, chosen, recipe, command, trust_code)[1]
+    joined.check_gpu(measured[0].gpu.name)
+    return measured
 
 
 def _measure_memory(
@@ -207,33 +217,6 @@ def _measure_memory(
     if results is None:
         raise RecipeError(recipe.name, "no case could be measured")
     return results
-
-
-def between_processes(runs: Sequence[Measurement]) -> Measurement:
-    """Merge measurements of one schedule in several processes: median of medians, with their range as interval."""
-    if len(runs) == 1:
-        return runs[0]
-    outputs = max((each.outputs for each in runs), key=lambda check: (not check.equal, check.worst_error))
-    return msgspec.structs.replace(
-        runs[0],
-        schedule=_across([each.schedule for each in runs]),
-        sequential=_across([each.sequential for each in runs]),
-        outputs=outputs,
-        peak_bytes=max(each.peak_bytes for each in runs),
-        sequential_peak_bytes=max(each.sequential_peak_bytes for each in runs),
-    )
-
-
-def _across(times: Sequence[Timing]) -> Timing:
-    medians_ns = [each.median_ns for each in times]
-    return Timing(
-        median_ns=round(statistics.median(medians_ns)),
-        lo_ns=min(medians_ns),
-        hi_ns=max(medians_ns),
-        rounds=sum(each.rounds for each in times),
-        fastest_ns=min(each.fastest_ns for each in times),
-        slowest_ns=max(each.slowest_ns for each in times),
-    )
 
 
 class _Joined:
@@ -260,6 +243,23 @@ class _Joined:
         hashes = {each.trace_hash for each in self.replayed if each.trace == trace.name}
         return structure_hash(trace) in hashes
 
+    def lacks(self, trace: Trace) -> int:
+        """Return the number of processes that a measured step lacks; rows that do not say their number are complete."""
+        rows = () if self.results is None else self.results.cases
+        counts = [len(row.processes) for row in rows if row.trace == trace.name and row.processes]
+        return max(0, self.recipe.processes - min(counts, default=self.recipe.processes))
+
+    def chosen(self, trace: Trace, chosen: Chosen) -> Chosen:
+        """Return `chosen` with the schedules that a measured step's first process replayed."""
+        assert self.results is not None
+        rows = [row for row in self.results.cases if row.trace == trace.name]
+        replayed = [each for each in self.replayed if each.trace == trace.name]
+        schedules = tuple(
+            dataclasses.replace(each.schedule, predicted_ns=row.predicted_ns)
+            for each, row in zip(replayed, rows, strict=True)
+        )
+        return dataclasses.replace(chosen, schedules=schedules, contenders=())
+
     def check_gpu(self, name: str) -> None:
         """Raise `RecipeError` where the results so far are of another GPU than `name`."""
         if self.results is not None and self.results.gpu != name:
@@ -278,7 +278,7 @@ class _Joined:
     ) -> None:
         gpu = measured[0].gpu
         today = datetime.date.today().isoformat()
-        versions = {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
+        versions = _versions(measured[0])
         rows: list[ResultCase] = []
         self.replayed = [each for each in self.replayed if each.trace != trace.name]
         for each, schedule, peak, of_trial in zip(measured, chosen.schedules, chosen.peaks, tried, strict=True):
@@ -300,4 +300,37 @@ class _Joined:
         else:
             earlier = tuple(row for row in self.results.cases if row.trace != trace.name)
             self.results = msgspec.structs.replace(self.results, cases=(*earlier, *rows))
+        self._write()
+
+    def add_process(self, trace: Trace, measured: Sequence[Measurement]) -> None:
+        """Add one more process to the rows of a measured step. Raises `RecipeError` for another software version."""
+        assert self.results is not None
+        left = iter(measured)
+        rows: list[ResultCase] = []
+        for row in self.results.cases:
+            if row.trace == trace.name:
+                each = next(left)
+                if (row.versions["torch"], row.versions["driver"]) != (each.gpu.torch, each.gpu.driver):
+                    problem = (
+                        f"{row.trace} was measured with {_software(row.versions)}, this is {_software(_versions(each))}"
+                    )
+                    raise RecipeError(self.recipe.name, f"{problem}; give another folder")
+                row = with_process(row, each)
+            rows.append(row)
+        self.results = msgspec.structs.replace(self.results, cases=tuple(rows))
+        times = iter([row for row in rows if row.trace == trace.name])
+        self.replayed = [each.at(next(times)) if each.trace == trace.name else each for each in self.replayed]
+        self._write()
+
+    def _write(self) -> None:
+        assert self.results is not None
         write_replayed(self.replayed, write_results(self.results, self.folder))
+
+
+def _versions(measurement: Measurement) -> dict[str, str]:
+    gpu = measurement.gpu
+    return {"driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "cudnn": gpu.cudnn}
+
+
+def _software(versions: dict[str, str]) -> str:
+    return f"torch {versions['torch']}, driver {versions['driver']}"

@@ -52,6 +52,7 @@ def timing(ns: int) -> Timing:
 def measured(*peers: Any, gpu: str = "NVIDIA H200") -> Measured:
     return Measured(
         gpu=Gpu(name=gpu, driver="1", cuda="13", torch="2", cudnn="9", sm_clock_mhz=1980, mem_clock_mhz=1),
+        gpu_id="GPU-1",
         optimized=timing(400_000),
         peers={
             "eager": timing(4_000_000),

@@ -18,12 +18,12 @@ from gpusim.formats.measurement import Measurement
 from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import read_results
 from gpusim.io.files import write_document
-from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, write_trace
 from gpusim.validation import stages
-from gpusim.validation.chosen import Chosen, hardware_of
+from gpusim.validation.chosen import Chosen
 from gpusim.validation.predictions import predictions_path, read_predictions
-from gpusim.validation.stages import between_processes, capture_stage, measure_stage, predict_stage, selected
+from gpusim.validation.replayed import read_replayed
+from gpusim.validation.stages import capture_stage, measure_stage, predict_stage, selected
 from gpusim.version import code_version
 from tests.validation.test_recipes import capture
 from tests.validation.test_recipes import replay as replayed
@@ -102,16 +102,68 @@ def test_interval_is_what_medians_of_processes_span(tmp_path: Path) -> None:
     assert case.measured_ns == low + 5
 
 
-def test_outputs_that_differ_in_one_process_are_reported_as_different(tmp_path: Path) -> None:
-    plan = recipe(tmp_path, "a")
-    path = capture_stage(plan, plan.case, "c", lambda _: None)[0]
-    predict_stage(plan, plan.case, lambda _: None)
-    trace = read_trace(path)
-    chosen = read_predictions(predictions_path(path), path).chosen(OpGraph.build(trace, hardware_of(trace)), "p")
-    (good,) = slower_each_time(path, chosen, plan, "c", False)[1]
-    bad = msgspec.structs.replace(good, outputs=msgspec.structs.replace(good.outputs, equal=False))
-    assert not between_processes([good, bad]).outputs.equal
-    assert not between_processes([bad, good]).outputs.equal
+def test_outputs_that_differ_in_one_process_are_reported_as_different(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = recipe(tmp_path, "a", processes=1)
+    assert all(case.outputs_equal for case in run(tmp_path, plan).cases)
+
+    def differ(*arguments: Any) -> tuple[Chosen, list[Measurement]]:
+        chosen, measured = slower_each_time(*arguments)
+        bad = [msgspec.structs.replace(each.outputs, equal=False, worst_error=0.5) for each in measured]
+        return chosen, [msgspec.structs.replace(each, outputs=o) for each, o in zip(measured, bad, strict=True)]
+
+    monkeypatch.setattr(stages, "replay_chosen", differ)
+    again = msgspec.structs.replace(plan, processes=2)
+    assert all(not case.outputs_equal and case.worst_error == 0.5 for case in run(tmp_path, again).cases)
+    monkeypatch.setattr(stages, "replay_chosen", slower_each_time)
+    later = msgspec.structs.replace(plan, processes=3)
+    assert all(not case.outputs_equal for case in run(tmp_path, later).cases)
+
+
+def test_a_later_process_replays_the_same_schedules_and_joins_their_rows(tmp_path: Path) -> None:
+    """Of three processes on three days, and predictions stay those of before the first."""
+    plan = recipe(tmp_path, "a", "b", processes=1, policies=("wavefront", "round_robin"))
+    first = run(tmp_path, plan)
+    for processes in (2, 3, 3):
+        results = run(tmp_path, msgspec.structs.replace(plan, processes=processes))
+    assert CALLS.count("a-infer-b1.json.gz") == CALLS.count("b-infer-b1.json.gz") == 3
+    assert results == read_results(next((tmp_path / "results").glob("*.json")))
+    for before, after in zip(first.cases, results.cases, strict=True):
+        ns = before.measured_ns
+        assert [each.measured_ns for each in after.processes] == [ns, ns + 10, ns + 20]
+        assert (after.measured_ns, after.interval_ns) == (ns + 10, (ns, ns + 20))
+        assert after.sequential_ns == before.sequential_ns + 10
+        assert (after.predicted_ns, after.commit) == (before.predicted_ns, before.commit)
+    replayed = read_replayed(next((tmp_path / "results").glob("*.schedules.json.gz")))
+    assert [each.measured_ns for each in replayed] == [case.measured_ns for case in results.cases]
+
+
+def test_rows_that_do_not_name_their_processes_are_not_measured_again(tmp_path: Path) -> None:
+    plan = recipe(tmp_path, "a", processes=1)
+    run(tmp_path, plan)
+    path = next((tmp_path / "results").glob("*.json"))
+    results = read_results(path)
+    cases = tuple(msgspec.structs.replace(case, processes=()) for case in results.cases)
+    write_document(path, msgspec.structs.replace(results, cases=cases))
+    CALLS.clear()
+    run(tmp_path, msgspec.structs.replace(plan, processes=2))
+    assert CALLS == []
+
+
+def test_a_later_process_under_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = recipe(tmp_path, "a", processes=1)
+    before = run(tmp_path, plan)
+
+    def newer(*arguments: Any) -> tuple[Chosen, list[Measurement]]:
+        chosen, measured = slower_each_time(*arguments)
+        gpu = msgspec.structs.replace(measured[0].gpu, torch="99.0")
+        return chosen, [msgspec.structs.replace(each, gpu=gpu) for each in measured]
+
+    monkeypatch.setattr(stages, "replay_chosen", newer)
+    with pytest.raises(RecipeError, match=r"a-infer-b1 was measured with torch .*, this is torch 99\.0,"):
+        run(tmp_path, msgspec.structs.replace(plan, processes=2))
+    assert read_results(next((tmp_path / "results").glob("*.json"))) == before
 
 
 def test_cases_of_several_runs_join_in_one_file_and_none_is_measured_twice(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gpusim.errors import CaptureError, GpuError
 from gpusim.formats.results import Baseline
 from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timing
 from gpusim.gpu.capture.models import ModelStep, load_step
-from gpusim.gpu.device import gpu_facts, require_gpu, set_precision
+from gpusim.gpu.device import gpu_facts, gpu_id, require_gpu, set_precision
 from gpusim.gpu.inductor.kernels import stop_compiling
 from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
@@ -67,6 +67,7 @@ class Measured:
     """Measurements of a step; times are of one call as a user makes it."""
 
     gpu: Gpu
+    gpu_id: str
     optimized: Timing
     peers: dict[str, Timing]
     peer_bytes: dict[str, int]
@@ -147,6 +148,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         times = times_in_turns(calls, batches, ROUNDS if stage.complete else FIRST_ROUNDS)
         measured = Measured(
             gpu=gpu,
+            gpu_id=gpu_id(),
             optimized=times.pop("optimize"),
             peers=times,
             peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},

@@ -16,7 +16,7 @@ from gpusim.defaults import DEFAULT_SEED
 from gpusim.formats.measurement import SCHEMA, Measurement
 from gpusim.formats.trace import Trace
 from gpusim.gpu.calibrate.copies import own_link
-from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
+from gpusim.gpu.device import explain_out_of_memory, gpu_facts, gpu_id, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.compare import check_same_kernels, check_variants, compare
 from gpusim.gpu.replay.cudagraph import own_workspaces
@@ -210,6 +210,7 @@ def replay_memory(
                 events=recorded.events,
                 link=host_link,
                 gpu=gpu,
+                gpu_id=gpu_id(),
                 date=datetime.date.today().isoformat(),
                 command=command,
                 gpusim=code_version(),

@@ -14,7 +14,7 @@ from gpusim.engine.fast import FastEngine
 from gpusim.errors import ReplayError
 from gpusim.formats.measurement import SCHEMA, Measurement
 from gpusim.formats.trace import Trace
-from gpusim.gpu.device import explain_out_of_memory, gpu_facts, require_gpu, set_precision
+from gpusim.gpu.device import explain_out_of_memory, gpu_facts, gpu_id, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.compare import check_same_kernels, check_variants, compare
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
@@ -112,6 +112,7 @@ def replay(
             sequential_peak_bytes=peaks[0],
             events=events[index],
             gpu=gpu,
+            gpu_id=gpu_id(),
             date=datetime.date.today().isoformat(),
             command=command,
             gpusim=code_version(),
