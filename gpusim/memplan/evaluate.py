@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from gpusim.defaults import DEFAULT_ENGINE
 from gpusim.engine.base import Engine, Timeline, engine_by_name
 from gpusim.memplan.checks import check_memory_plan, check_program, check_timeline
@@ -15,6 +17,7 @@ from gpusim.memplan.program import Program, op_streams_of, program_of
 from gpusim.memplan.storages import Storages
 from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
+from gpusim.rules.copies import in_chain
 from gpusim.trace.store import structure_hash
 
 
@@ -90,7 +93,10 @@ class MemoryEvaluator:
     def time(self, program: Program, *, copies: bool = True, memory: bool = False) -> Timeline:
         """Return the timeline of a program of the captured kernels; that of a plan is `choosing`'s."""
         lowered = lower_program(self.graph, self.storages, program, copies=copies, memory=memory)
-        timeline = self.engine.run(lowered.plan, self.graph.hardware)
+        hardware = self.graph.hardware
+        if lowered.is_chain:
+            hardware = msgspec.structs.replace(hardware, copies=in_chain(hardware.copies))
+        timeline = self.engine.run(lowered.plan, hardware)
         check_timeline(lowered, timeline.start_ns, timeline.end_ns, self.storages)
         return timeline
 

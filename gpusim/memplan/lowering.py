@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +28,12 @@ class LoweredProgram:
     tasks_of: tuple[tuple[int, ...], ...]
     waits: Waits | None = None
     """Waits on several streams; None for one."""
+
+    @property
+    def is_chain(self) -> bool:
+        """True if each task waits for the one before it, so that no two run at once."""
+        pairs = enumerate(itertools.pairwise(self.plan.tasks))
+        return all(task.queue == before.queue or number in task.deps for number, (before, task) in pairs)
 
 
 def lower_program(

@@ -10,8 +10,8 @@ before its other predecessors.
 A memset of less than `SMALL_MEMSET_BYTES` also runs on a copy engine: one that starts during a copy to the host takes
 `memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. In a CUDA graph, one between copies takes `memset_d2h_ns`
 longer, too, once a copy has started and while at least `MANY_PENDING` have yet to. Larger ones do not wait.
-The slower copies are a replayed step's. Copies in a row, also concurrent with kernels, hardly slow down; the cause is
-not known (research/2026-11-26-copies-out.md).
+The slower copies are those of a graph that the driver runs on several streams. One whose nodes are a chain runs on one:
+its copies and memsets take as long as alone (`in_chain`, research/2026-11-29-copies-and-streams.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
 (`gpusim.gpu.calibrate.copies`), profiled replays of memory plans, and memsets of 96 bytes and of 1 MiB in turns with
 kernels, beside copies (`gpusim.gpu.calibrate.memsets`). Constants: `Copies.h2d_bytes_per_ns`, `d2h_bytes_per_ns`,
@@ -22,6 +22,8 @@ trace may have bandwidths of its own machine (`gpusim.plan.anchor`).
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec
 
 from gpusim.formats.hardware import Copies
 from gpusim.units import KIB
@@ -39,6 +41,11 @@ MANY_PENDING: Final = 3
 def full_bytes_per_ns(copies: Copies, to_device: bool) -> float:
     """Return the bandwidth of a direction alone, in bytes per ns."""
     return copies.h2d_bytes_per_ns if to_device else copies.d2h_bytes_per_ns
+
+
+def in_chain(copies: Copies) -> Copies:
+    """Return the constants for a graph in which each node waits for the one before it."""
+    return msgspec.structs.replace(copies, copy_slowdown=0.0, memset_d2h_ns=0.0, memset_h2d_ns=0.0)
 
 
 def work_bytes(copies: Copies, copy_bytes: float, to_device: bool) -> float:

@@ -286,7 +286,7 @@ def profile_of(replay: Callable[[], None]) -> dict[str, Any]:
     launches = [e for e in events if "GraphLaunch" in e.get("name", "") and e["ts"] <= begin]
     last = max(launches, key=lambda e: e["ts"], default=None)
     copies = [_copy_of(e, begin) for e in one if e["cat"] == "gpu_memcpy"]
-    result: dict[str, Any] = {"nodes": count, "copies": copies}
+    result: dict[str, Any] = {"nodes": count, "copies": copies, "streams": _streams_of(one, begin)}
     if last is not None:
         result["launch_ns"] = [_ns(last["ts"] - begin), _ns(last["ts"] + last["dur"] - begin)]
     for kind in ("kernel", "gpu_memset"):
@@ -299,6 +299,17 @@ def profile_of(replay: Callable[[], None]) -> dict[str, Any]:
         waits.setdefault(f"{first['cat']}, {second['cat']}", []).append(second["ts"] - first["ts"] - first["dur"])
     result["gap_ns"] = {k: [_ns(x) for x in statistics.quantiles(v, n=4)] for k, v in waits.items() if len(v) > 1}
     return result
+
+
+def _streams_of(events: list[dict[str, Any]], begin_us: float) -> dict[str, list[int]]:
+    """Return of each stream its numbers of kernels, memsets and copies, its first start and its last end in ns."""
+    streams: dict[str, list[int]] = {}
+    for event in events:
+        at = _ns(event["ts"] - begin_us)
+        row = streams.setdefault(str(event["args"].get("stream")), [0, 0, 0, at, at])
+        row[KINDS.index(event["cat"])] += 1
+        row[4] = max(row[4], at + _ns(event["dur"]))
+    return streams
 
 
 def _copy_of(event: dict[str, Any], begin_us: float) -> list[Any]:
