@@ -17,7 +17,7 @@ from gpusim.io.files import write_bytes
 from gpusim.quantiles import quantile
 from gpusim.report.pages import with_section
 from gpusim.search.budget import SEARCH
-from gpusim.validation.recipe import FASTEST_KERNELS, WITHOUT_VARIANTS, read_recipe
+from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.replayed import SUFFIX, read_replayed
 from gpusim.validation.statistics import by_step, fidelity
 
@@ -62,26 +62,6 @@ def search_cases() -> list[ResultCase]:
 def searched() -> list[ResultCase]:
     """Return the searched schedules of networks that no constant was fitted on."""
     return [case for case in search_cases() if case.policy == SEARCH and not case.fitted]
-
-
-def peers() -> list[str]:
-    """Compare searched schedules with those of policies: with equal trials, then as measured before that."""
-    return [*fair(), "", *searched_alone()]
-
-
-def searched_alone() -> list[str]:
-    """Return the comparison of steps with several streams in which searched schedules alone were chosen by a trial."""
-    ratios: list[float] = []
-    for cases in by_step(search_cases()).values():
-        measured = {case.policy: case.measured_ns for case in cases}
-        if any(case.policy == SEARCH and case.streams > 1 for case in cases):
-            best_ns = min(measured[policy] for policy in PEERS if policy in measured)
-            ratios.append(best_ns / measured.get(WITHOUT_VARIANTS, measured[SEARCH]))
-    return [
-        "Earlier, searched schedules alone, some a policy's own, were chosen by a trial. On captured kernels they were",
-        f"{statistics.geometric_mean(ratios):.3f} over the four on {len(ratios)} steps, 1.05 or more on "
-        f"{_several(ratios)}.",
-    ]
 
 
 def fair() -> list[str]:
@@ -229,6 +209,7 @@ def repeats() -> list[str]:
     """Return how far times of the same schedule differ: between recordings, processes and runs; and the clocks."""
     recordings: list[float] = []
     processes: list[float] = []
+    days: list[float] = []
     clocks: Counter[int] = Counter()
     times: dict[object, dict[str, list[int]]] = {}
     sequential: dict[object, dict[str, list[int]]] = {}
@@ -239,9 +220,11 @@ def repeats() -> list[str]:
         in_processes = read_recipe(ROOT / "validate" / f"{results.recipe}.toml").processes > 1
         clocks.update(case.sm_clock_mhz for case in results.cases)
         for case, replayed in zip(results.cases, read_replayed(file), strict=True):
-            if in_processes and case.streams > 1 and case.outputs_equal:  # the interval is that of their medians
-                processes.append(case.interval_ns[1] / case.interval_ns[0] - 1)
-            if case.streams > 1 and case.fastest_ns and case.outputs_equal:
+            several = len(case.processes) > 1 or (in_processes and not case.processes)
+            if several and case.streams > 1 and case.outputs_equal:  # the interval is that of their medians
+                on_days = len({each.date for each in case.processes}) > 1
+                (days if on_days else processes).append(case.interval_ns[1] / case.interval_ns[0] - 1)
+            if case.streams > 1 and case.fastest_ns and case.outputs_equal and len(case.processes) < 2:
                 recordings.append(case.slowest_ns / case.fastest_ns - 1)
             step = (case.trace, replayed.trace_hash)
             schedule = replayed.schedule
@@ -255,6 +238,7 @@ def repeats() -> list[str]:
             max(each) / min(each) - 1 for of_run in times.values() for each in of_run.values() if len(each) > 1
         ],
         "one schedule, processes of one run": processes,
+        "one schedule, processes of two days": days,
         "equal schedules, other runs": _between(times),
         "sequential graphs, other runs": _between(sequential),
     }
@@ -295,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ROOT / "docs" / "accuracy.md": {
             "groups": "\n".join(groups()),
             "order": "\n".join(order()),
-            "peers": "\n".join(peers()),
+            "peers": "\n".join(fair()),
             "kinds": "\n".join(kinds()),
             "repeats": "\n".join(repeats()),
             "sources": "\n".join(sources()),
