@@ -89,7 +89,7 @@ class Measurement(Document, frozen=True, kw_only=True, omit_defaults=False):
     gpu: Gpu
     """GPU, software versions and clocks."""
     gpu_id: str = ""
-    """The driver's identifier of this GPU among all others; empty if unknown, and in files up to 2026-11-29."""
+    """Identifier of this GPU; empty if unknown."""
     date: str
     """Date, `yyyy-mm-dd`."""
     command: str

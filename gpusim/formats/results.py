@@ -47,7 +47,7 @@ class ProcessTimes(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Median time of the sequential graph in the same process, in ns."""
     date: str
     gpu_id: str = ""
-    """The driver's identifier of this GPU among all others; empty if unknown."""
+    """Identifier of this GPU; empty if unknown."""
     gpusim: str = ""
     """As in a measurement."""
 

@@ -20,10 +20,10 @@ The bound takes storages by parts, the cheapest for their bytes first, and for e
 
 with f = `kernel_slowdown / (1 + 2 kernel_slowdown) * (1 + copy_slowdown)`, and as free bytes what is copied before t.
 In a plan whose ops and copies all wait for each other, copies out take no longer than alone, but m bytes then cost
-m / bandwidth out + m / bandwidth back, which is more. It leaves out latencies, waits for copies, what recomputation needs of storages that are gone, too, and the time at
-which a storage is made. It holds for plans of the captured kernels on one stream that keep the forward pass in recorded
-order. On any stream and in any order, no such plan keeps less than one op alone takes: what it reads and makes, its
-workspace, and all that was there before the step.
+m / bandwidth out + m / bandwidth back, which is more. The bound leaves out latencies, waits for copies, what
+recomputation needs of storages that are gone, too, and the time at which a storage is made. It holds for plans of the
+captured kernels on one stream that keep the forward pass in recorded order. On any stream and in any order, no such
+plan keeps less than one op alone takes: what it reads and makes, its workspace, and all that was there before the step.
 """
 
 from __future__ import annotations

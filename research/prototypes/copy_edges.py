@@ -1,11 +1,11 @@
-"""Experiment: does the order of a graph's edges decide on which streams the driver runs ops and copies, and how fast?
+"""Experiment: do the edges of a graph decide on which streams the driver runs ops and copies, and how fast copies are.
 
     python research/prototypes/copy_edges.py OUT.json [TRACE PLANS NAME]...
 
-Each plan is recorded with the edges of its nodes in several orders: the edges themselves stay. A node's edges come from
-its predecessor in its own stream (`own`) and from other streams. OUT has, per plan and order, the graph's time without
-the profiler, and from one profiled replay the copies (direction, stream, start and duration in ns, bytes) and what each
-stream ran.
+Each plan is recorded with the edges of its nodes in several orders, and without those that follow from others
+(`reduced`). A node's edges come from its predecessor in its own stream (`own`) and from other streams. OUT has, per
+plan and order, the graph's time without the profiler, and from one profiled replay the copies (direction, stream, start
+and duration in ns, bytes) and what each stream ran.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ Order = Literal["first", "last"]
 ORDERS: tuple[tuple[Order, Order], ...] = (("first", "first"), ("last", "first"), ("first", "last"), ("last", "last"))
 
 
+#: Those to record; all if empty. The first of `ORDERS` is the replay's own.
+WANTED: tuple[str, ...] = ("reduced", "own edge of ops first, of copies first")
+
+
 class Edges:
     """Reads and sets what the next node of a recording stream depends on."""
 
@@ -61,6 +65,80 @@ class Edges:
         nodes = self.of(stream)
         if nodes and own:
             self.set(stream, [each for each in nodes if each not in own] + own)
+
+
+class ReducedLanes(CudaLanes):
+    """Lanes without edges that follow from others."""
+
+    def __init__(self, edges: Edges) -> None:
+        super().__init__()
+        self.edges = edges
+        self.removed = 0
+        self._began: dict[int, tuple[torch.cuda.Event, torch.cuda.Stream, int, list[int]]] = {}
+        """Copy -> its stream, its number there, and what the ops' stream depended on when it was launched."""
+        self._count: dict[int, int] = {}
+        self._waited: dict[int, int] = {}
+        """Stream of copies -> number of copies launched, and of the last one that ops have waited for."""
+        self._nodes: dict[int, list[int]] = {}
+        """Stream of copies -> nodes of its copies."""
+
+    def wait(self, token: torch.cuda.Event) -> None:
+        before = self.edges.of(self.ops)
+        super().wait(token)
+        if not before or id(token) not in self._began:
+            return
+        _, stream, number, ops = self._began[id(token)]
+        copies = self._nodes[stream.stream_id]
+        if self._waited.get(stream.stream_id, 0) >= number:
+            self.edges.set(self.ops, before)
+            self.removed += 1
+            return
+        self._waited[stream.stream_id] = number
+        kept = [each for each in before if each not in ops and each not in copies[: number - 1]]
+        self.removed += len(before) - len(kept)
+        self.edges.set(self.ops, [*kept, copies[number - 1]])
+
+    def finish(self) -> None:
+        if not self.edges.of(self.ops):
+            super().finish()
+            return
+        for stream in (self.outs, self.backs):
+            last = [event for event, of, _, _ in self._began.values() if of is stream]
+            if last:
+                self.wait(last[-1])
+        self._last.clear()
+
+    def _copy(
+        self, stream: torch.cuda.Stream, to: torch.Tensor, source: torch.Tensor, after: torch.cuda.Event | None
+    ) -> torch.cuda.Event:
+        recording = bool(self.edges.of(self.ops))
+        ops, own = self.edges.of(self.ops), self.edges.of(stream) if recording else []
+        key = stream.stream_id
+        begin, end = torch.cuda.Event(), torch.cuda.Event()
+        begin.record(self.ops)
+        stream.wait_event(begin)
+        if after is not None:
+            stream.wait_event(after)
+        if recording:
+            wanted = list(ops)
+            if self._count.get(key, 0) > self._waited.get(key, 0):
+                wanted += [each for each in own if each not in wanted]
+            if after is not None and id(after) in self._began:
+                _, other, number, _ = self._began[id(after)]
+                if self._waited.get(other.stream_id, 0) < number:
+                    wanted.append(self._nodes[other.stream_id][number - 1])
+            self.removed += len(set(self.edges.of(stream))) - len(set(wanted))
+            self.edges.set(stream, list(dict.fromkeys(wanted)))
+        with torch.cuda.stream(stream):
+            to.copy_(source, non_blocking=True)
+        end.record(stream)
+        if recording:
+            self._count[key] = self._count.get(key, 0) + 1
+            self._nodes.setdefault(key, []).append(self.edges.of(stream)[0])
+            self._began[id(end)] = (end, stream, self._count[key], ops)
+        self.events += 2
+        self._last[key] = end
+        return end
 
 
 class OrderedLanes(CudaLanes):
@@ -114,10 +192,12 @@ def of_plan(trace_path: str, plans_path: str, wanted: str) -> dict[str, Any]:
     recorder = ProgramRecorder(evaluator, runner, initial_bytes)
     outcome = with_buffers(recorder, evaluator, evaluator.evaluate(plan), print)
     result: dict[str, Any] = {}
+    lanes: dict[str, CudaLanes] = {"reduced": ReducedLanes(Edges())}
     for ops, copies in ORDERS:
-        name = f"{graph.trace.name} {wanted}, own edge of ops {ops}, of copies {copies}"
-        recorder.lanes = OrderedLanes(Edges(), ops, copies)
-        recorder.programs.lanes = recorder.lanes
+        lanes[f"own edge of ops {ops}, of copies {copies}"] = OrderedLanes(Edges(), ops, copies)
+    for order in WANTED or lanes:
+        name = f"{graph.trace.name} {wanted}, {order}"
+        recorder.lanes = recorder.programs.lanes = lanes[order]
         try:
             recorded = recorder.record(outcome.program, warm=True)
             times = {"replay_ns": round(event_ns(recorded.replay, calls=1, rounds=7)), "predicted_ns": outcome.step_ns}
