@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpusim.gpu.capture.user_step import reachable
-from gpusim.gpu.optimize.reach import Reach
+from gpusim.gpu.reach.search import Reach, reachable
 
 Step = Callable[..., Any]
 Maker = Callable[[nn.Module, torch.optim.Optimizer], Any]

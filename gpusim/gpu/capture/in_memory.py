@@ -20,8 +20,9 @@ from gpusim.formats.trace import Dtype, Frontend, Mode, Role, Trace
 from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.capture import capture_recorded
 from gpusim.gpu.capture.options import CaptureOptions, as_recorded, check_frontend
-from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, reachable, record_step
+from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, record_step
 from gpusim.gpu.device import explain_out_of_memory, is_another_gpu, precision, require_gpu, without_autocast
+from gpusim.gpu.reach.search import reachable
 
 Say = Callable[[str], None]
 

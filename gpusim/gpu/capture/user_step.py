@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,10 +29,6 @@ A single phase under None is a whole step that was not split into phases.
 
 #: Types of attributes and options that are compared and restored, such as `training` and a model's own counters.
 PLAIN_VALUES: Final = (bool, int, float, str, type(None))
-#: Depth of the search for modules and optimizers within objects: a trainer in a list is 1, its model 2.
-DEPTH = 4
-#: Longest list that is searched.
-MOST_PARTS = 1_000
 
 
 @dataclass
@@ -252,73 +244,3 @@ def _shape(call: Call) -> Any:
     """Return a key of a call that ignores floating-point numbers."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     return call.function, spec, [float if isinstance(leaf, float) else leaf for leaf in leaves]
-
-
-def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer]]:
-    """Return the modules and optimizers that a function can reach, by the names that it has for them."""
-    modules: dict[str, torch.nn.Module] = {}
-    optimizers: list[Optimizer] = []
-    seen: set[int] = set()
-
-    def look(value: Any, name: str, depth: int) -> None:
-        if isinstance(value, PLAIN_VALUES) or id(value) in seen or depth > DEPTH:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.nn.Module):
-            modules[name] = value
-        elif isinstance(value, Optimizer):
-            optimizers.append(value)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                look(part, name, depth + 1)
-        elif isinstance(value, types.MethodType):
-            look(value.__self__, name, depth)
-            look(value.__func__, name, depth)
-        elif isinstance(value, types.FunctionType):
-            for key, part in _names_of(value).items():
-                look(part, key, depth + 1)
-        elif isinstance(value, weakref.ref):
-            look(value(), name, depth)
-        elif isinstance(value, list | tuple | dict | set | deque) and len(value) > MOST_PARTS:
-            return  # data, not a trainer
-        elif isinstance(value, list | tuple | set | deque):
-            for place, part in enumerate(value):
-                look(part, f"{name}.{place}", depth + 1)
-        elif isinstance(value, dict):
-            for key, part in value.items():
-                look(part, f"{name}.{key}", depth + 1)
-            for place, key in enumerate(value):
-                if isinstance(key, torch.nn.Module | Optimizer):
-                    look(key, f"{name}.{place}", depth + 1)
-        elif not isinstance(value, type | types.ModuleType | torch.Tensor):
-            for key, part in _attributes_of(value):
-                look(part, key, depth + 1)
-
-    look(function, "", 0)
-    return ({"": next(iter(modules.values()))} if len(modules) == 1 else modules), optimizers
-
-
-def _names_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return the values that a function's code refers to by name: closure, globals, defaults."""
-    code = function.__code__
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    values = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
-    values |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return values | {f"default.{place}": value for place, value in enumerate(defaults)}
-
-
-def _attributes_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield an object's attributes, those in slots too."""
-    yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__:
-        if "__slots__" in vars(base):
-            slots = [key for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType)]
-            yield from ((key, getattr(value, key)) for key in slots if hasattr(value, key))
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # not assigned yet
-        return False

@@ -11,7 +11,7 @@ changes; `captured`, `lists` and `optimizers` record it; `fronts`, `fused`, `ima
 `alone`, `progress` and `garbage` surround the work.
 
 `variant` runs a captured step: `copies` and `turns` around the graph, `slots` and `layouts` for the user's tensors. It
-looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `reach` and `names` find in the code,
+looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `gpusim.gpu.reach` finds in the code,
 compared by `unchanged`.
 
 `measure` and `peers` time it beside `torch.compile`; `race` checks schedules for missing events.

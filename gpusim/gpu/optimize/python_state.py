@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from gpusim.gpu.capture.user_step import DEPTH, MOST_PARTS
+from gpusim.gpu.reach.search import DEPTH, MOST_PARTS
 
 #: Types compared by value; other objects are compared by identity.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))

@@ -23,10 +23,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpusim.gpu.capture.user_step import MOST_PARTS
-from gpusim.gpu.optimize.names import attributes_of, cells, globals_of, is_torchs, options_of
-from gpusim.gpu.optimize.reach import ANSWERING, PLAIN, Reach, answer_of, contents_of, joined
 from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures, all_same
+from gpusim.gpu.reach.names import attributes_of, cells, globals_of, is_torchs, options_of
+from gpusim.gpu.reach.search import ANSWERING, MOST_PARTS, PLAIN, Reach, answer_of, contents_of, joined
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
 _NO_OWNERS: Final = (type, torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)

@@ -18,7 +18,7 @@ from gpusim.gpu.capture import optimizers as optim
 from gpusim.gpu.capture.in_memory import check_devices, function_step, model_phases, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.optimize.reach import PLAIN, Reach
+from gpusim.gpu.reach.search import PLAIN, Reach
 
 #: Types of tensors that can be captured.
 TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter))

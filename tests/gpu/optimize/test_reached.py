@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
-from gpusim.gpu.optimize.reach import Reach
 from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.steps import Given
+from gpusim.gpu.reach.search import Reach
 from tests.support.optimizing import batches, close, eager_step, fast, net, same_states, sgd
 
 Step = Callable[..., Any]

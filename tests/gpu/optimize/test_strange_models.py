@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.utils.checkpoint import checkpoint
 
 from gpusim.gpu.optimize.callable import OptimizedStep
-from gpusim.gpu.optimize.names import is_torchs, is_users
+from gpusim.gpu.reach.names import is_torchs, is_users
 from tests.support.optimizing import Net, batches, captures, close, eager_step, fast, net, same_states, sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")

@@ -15,8 +15,7 @@ from typing import Any, Final
 import torch
 from torch.optim import Optimizer
 
-from gpusim.gpu.capture.user_step import MOST_PARTS
-from gpusim.gpu.optimize.names import (
+from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
     cells,
     globals_of,
@@ -34,7 +33,11 @@ PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, 
 _LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
 #: Types of options of torch's own layers.
 _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
-#: Depth of the search: an attribute of a module is 1, an attribute of that 2.
+#: Depth of the search for modules and optimizers within objects: a trainer in a list is 1, its model 2.
+DEPTH: Final = 4
+#: Longest container that is searched: a longer one is data.
+MOST_PARTS: Final = 1_000
+#: Depth of the search by names: an attribute of a module is 1, an attribute of that 2.
 DEEPEST: Final = 8
 #: With these code may read all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
@@ -226,3 +229,73 @@ def contents_of(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return None
+
+
+def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer]]:
+    """Return the modules and optimizers that a function can reach, by the names that it has for them."""
+    modules: dict[str, torch.nn.Module] = {}
+    optimizers: list[Optimizer] = []
+    seen: set[int] = set()
+
+    def look(value: Any, name: str, depth: int) -> None:
+        if isinstance(value, PLAIN) or id(value) in seen or depth > DEPTH:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            modules[name] = value
+        elif isinstance(value, Optimizer):
+            optimizers.append(value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                look(part, name, depth + 1)
+        elif isinstance(value, types.MethodType):
+            look(value.__self__, name, depth)
+            look(value.__func__, name, depth)
+        elif isinstance(value, types.FunctionType):
+            for key, part in _names_of(value).items():
+                look(part, key, depth + 1)
+        elif isinstance(value, weakref.ref):
+            look(value(), name, depth)
+        elif isinstance(value, list | tuple | dict | set | deque) and len(value) > MOST_PARTS:
+            return  # data, not a trainer
+        elif isinstance(value, list | tuple | set | deque):
+            for place, part in enumerate(value):
+                look(part, f"{name}.{place}", depth + 1)
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                look(part, f"{name}.{key}", depth + 1)
+            for place, key in enumerate(value):
+                if isinstance(key, torch.nn.Module | Optimizer):
+                    look(key, f"{name}.{place}", depth + 1)
+        elif not isinstance(value, type | types.ModuleType | torch.Tensor):
+            for key, part in _attributes_of(value):
+                look(part, key, depth + 1)
+
+    look(function, "", 0)
+    return ({"": next(iter(modules.values()))} if len(modules) == 1 else modules), optimizers
+
+
+def _names_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the values that a function's code refers to by name: closure, globals, defaults."""
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    values = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
+    values |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return values | {f"default.{place}": value for place, value in enumerate(defaults)}
+
+
+def _attributes_of(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield an object's attributes, those in slots too."""
+    yield from getattr(value, "__dict__", {}).items()
+    for base in type(value).__mro__:
+        if "__slots__" in vars(base):
+            slots = [key for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType)]
+            yield from ((key, getattr(value, key)) for key in slots if hasattr(value, key))
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not assigned yet
+        return False
