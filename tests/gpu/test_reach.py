@@ -15,13 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from gpusim.gpu.reach.search import Reach, reachable
+from gpusim.errors import CaptureError
+from gpusim.gpu.capture.in_memory import function_step, in_hooks
+from gpusim.gpu.reach.search import MOST_PARTS, Reach, models_behind, modules_in
 
 Step = Callable[..., Any]
 Maker = Callable[[nn.Module, torch.optim.Optimizer], Any]
 CASES: dict[str, tuple[Maker, str, str]] = {}
-"""A function that makes a step, and what each search finds behind it: the model (M), the optimizer (O), both, nothing,
-or an error, as it calls code of the user's.
+"""A function that makes a step, and what the search finds behind it: the model (M), the optimizer (O), both or nothing;
+near the step under any name, and wherever code names it.
 """
 
 
@@ -67,7 +69,7 @@ def global_names(net: Any, optimizer: Any) -> Step:
     return with_globals(lambda x: (NET(x), OPTIMIZER.step()), NET=net, OPTIMIZER=optimizer)  # noqa: F821
 
 
-@case("", "MO")
+@case("MO", "MO")
 def global_names_of_an_inner_function(net: Any, optimizer: Any) -> Step:
     return with_globals(lambda x: lambda: (NET(x), OPTIMIZER.step()), NET=net, OPTIMIZER=optimizer)  # noqa: F821
 
@@ -95,7 +97,7 @@ def callable_object(net: Any, optimizer: Any) -> Step:
     return Callable(net, optimizer)
 
 
-@case("", "MO")
+@case("MO", "MO")
 def attributes_of_a_function(net: Any, optimizer: Any) -> Step:
     def step(x: Any) -> Any:
         step.optimizer.step()
@@ -165,7 +167,7 @@ def closure_of_a_property(net: Any, optimizer: Any) -> Step:
     return lambda x: holder.parts
 
 
-@case("", "O")
+@case("", "MO")
 def partial_method(net: Any, optimizer: Any) -> Step:
     class Holder:
         def step(self, model: Any, x: Any) -> Any:
@@ -203,12 +205,12 @@ def in_deque(net: Any, optimizer: Any) -> Step:
     return in_container(deque((net, optimizer)))
 
 
-@case("MO", "")
+@case("MO", "MO")
 def in_set(net: Any, optimizer: Any) -> Step:
     return in_container({net, optimizer})
 
 
-@case("", "")
+@case("MO", "MO")
 def in_frozenset(net: Any, optimizer: Any) -> Step:
     return in_container(frozenset((net, optimizer)))
 
@@ -218,7 +220,7 @@ def in_values(net: Any, optimizer: Any) -> Step:
     return in_dict({"net": net, "optimizer": optimizer})
 
 
-@case("MO", "")
+@case("MO", "MO")
 def in_keys(net: Any, optimizer: Any) -> Step:
     held = {net: 1, optimizer: 2}
     return lambda x: list(held.items())
@@ -235,12 +237,12 @@ def in_user_dict(net: Any, optimizer: Any) -> Step:
     return in_dict(UserDict(net=net, optimizer=optimizer))
 
 
-@case("", "MO")
+@case("MO", "MO")
 def in_chain_map(net: Any, optimizer: Any) -> Step:
     return in_dict(ChainMap({}, {"net": net, "optimizer": optimizer}))
 
 
-@case("", "MO")
+@case("MO", "MO")
 def in_view_of_dict(net: Any, optimizer: Any) -> Step:
     return in_dict(types.MappingProxyType({"net": net, "optimizer": optimizer}))
 
@@ -329,7 +331,7 @@ def in_list_of_a_module(net: Any, optimizer: Any) -> Step:
     return outer
 
 
-@case("O", "MO")
+@case("MO", "MO")
 def scheduler(net: Any, optimizer: Any) -> Step:
     rates = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     return with_globals(lambda x: (lambda: NET(x), RATES.step()), NET=net, RATES=rates)  # noqa: F821
@@ -355,7 +357,7 @@ def weak_proxy(net: Any, optimizer: Any) -> Step:
     return of_object(weakref.proxy(net.holder[0]))
 
 
-@case("", "MO")
+@case("MO", "MO")
 def context_variable(net: Any, optimizer: Any) -> Step:
     variable: ContextVar[Any] = ContextVar("variable")
     variable.set((net, optimizer))
@@ -392,39 +394,39 @@ def kept_in(kind: type, contents: Any) -> Any:
     return type(f"Own{kind.__name__}", (kind,), OWN_LOOKUPS)(contents)
 
 
-@case("error", "error")
+@case("MO", "MO")
 def list_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return in_container(kept_in(list, [net, optimizer]))
 
 
-@case("error", "error")
+@case("MO", "MO")
 def tuple_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return in_container(kept_in(tuple, [net, optimizer]))
 
 
-@case("error", "error")
+@case("MO", "MO")
 def deque_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return in_container(kept_in(deque, [net, optimizer]))
 
 
-@case("error", "error")
+@case("MO", "MO")
 def set_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return in_container(kept_in(set, [net, optimizer]))
 
 
-@case("error", "error")
+@case("MO", "MO")
 def dict_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return in_dict(kept_in(dict, {"net": net, "optimizer": optimizer}))
 
 
-@case("error", "error")
+@case("MO", "MO")
 def partial_with_own_attributes(net: Any, optimizer: Any) -> Step:
     own = dict.fromkeys(("func", "args", "keywords"), property(refuse))
     kind: Any = type("Partial", (functools.partial,), own)
     return kind(lambda model, updates, x: (model(x), updates.step()), net, optimizer)
 
 
-@case("error", "error")
+@case("MO", "MO")
 def object_with_own_lookups(net: Any, optimizer: Any) -> Step:
     kind: Any = type("Own", (), {"__getattribute__": refuse, "__getattr__": refuse, "__dir__": refuse})
     held = kind()
@@ -432,7 +434,7 @@ def object_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return of_object(held)
 
 
-@case("error", "error")
+@case("MO", "MO")
 def object_with_own_properties(net: Any, optimizer: Any) -> Step:
     class Held(Trainer):
         __class__ = property(refuse)  # type: ignore[assignment]
@@ -442,14 +444,14 @@ def object_with_own_properties(net: Any, optimizer: Any) -> Step:
     return lambda x: (held.net, held.optimizer, held.more)
 
 
-@case("error", "error")
+@case("MO", "MO")
 def object_with_own_dict(net: Any, optimizer: Any) -> Step:
     held = Trainer(net, optimizer)
     held.__class__ = type("Held", (Trainer,), {"__dict__": property(refuse)})
     return of_object(held)
 
 
-@case("error", "error")
+@case("MO", "MO")
 def empty_slot_with_own_lookup(net: Any, optimizer: Any) -> Step:
     class Held:
         __slots__ = ("empty", "net", "optimizer")
@@ -460,13 +462,13 @@ def empty_slot_with_own_lookup(net: Any, optimizer: Any) -> Step:
     return lambda x: (held.net, held.optimizer, held.empty)
 
 
-@case("error", "error")
+@case("", "MO")
 def class_with_own_lookups(net: Any, optimizer: Any) -> Step:
     own = {"__getattribute__": refuse, "__instancecheck__": refuse, "__subclasscheck__": refuse}
     return of_object(type("Meta", (type,), own)("Held", (), {"net": net, "optimizer": optimizer}))
 
 
-@case("MO", "error")
+@case("MO", "MO")
 def keys_with_own_hash(net: Any, optimizer: Any) -> Step:
     class Key:
         __hash__ = object.__hash__
@@ -477,7 +479,7 @@ def keys_with_own_hash(net: Any, optimizer: Any) -> Step:
     return lambda x: list(held.items())
 
 
-@case("", "error")
+@case("", "MO")
 def attribute_of_a_class_with_own_lookups(net: Any, optimizer: Any) -> Step:
     class Holder:
         strange = type("Strange", (), {"__getattribute__": refuse})()
@@ -489,7 +491,7 @@ def attribute_of_a_class_with_own_lookups(net: Any, optimizer: Any) -> Step:
     return lambda x: holder.step(x)
 
 
-@case("error", "error")
+@case("MO", "MO")
 def model_with_own_walk(net: Any, optimizer: Any) -> Step:
     walks = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters")
     outer: Any = type("Outer", (nn.Module,), dict.fromkeys(walks, refuse))()
@@ -497,23 +499,102 @@ def model_with_own_walk(net: Any, optimizer: Any) -> Step:
     return lambda x: (outer(x), optimizer.step())
 
 
-def found(named: bool, step: Step, net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    try:
-        if named:
-            reach = Reach((step,), ())
-            modules, optimizers = list(reach.hidden.values()), list(reach.optimizers.values())
-        else:
-            near, optimizers = reachable((step,))
-            modules = [part for module in near.values() for part in module.modules()]
-    except Called:
-        return "error"
-    return "M" * any(each is net for each in modules) + "O" * any(each is optimizer for each in optimizers)
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["near", "named"])
-@pytest.mark.parametrize("name", CASES)
-def test_models_and_optimizers_are_found(name: str, named: bool) -> None:
-    maker, *wanted = CASES[name]
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    assert found(named, maker(net, optimizer), net, optimizer) == wanted[named]
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "named"])
+@pytest.mark.parametrize("name", CASES)
+def test_models_and_optimizers_are_found_and_no_code_of_the_users_is_called(name: str, near: bool) -> None:
+    maker, *wanted = CASES[name]
+    net, optimizer = parts()
+    reach = Reach((maker(net, optimizer),), near=near)
+    found = "M" * (reach.hidden.get(id(net)) is net) + "O" * (reach.optimizers.get(id(optimizer)) is optimizer)
+    assert found == wanted[not near]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_behind_a_step_is_what_lies_near_and_what_its_code_names(name: str) -> None:
+    maker, near, named = CASES[name]
+    net, optimizer = parts()
+    step = maker(net, optimizer)
+    found = models_behind({"": step})
+    modules = [part for top in (*found.near.values(), *found.further) for part in modules_in(top)]
+    assert (sum(part is net for part in modules), found.optimizers) == (
+        int("M" in near + named or step is net),
+        [optimizer] * ("O" in near + named),
+    )
+
+
+# --- Names, and what is whose ---
+
+
+def test_models_have_the_names_that_the_code_has_for_them_each_its_own() -> None:
+    layers = [nn.Linear(2, 2) for _ in range(7)]
+    one, two = Trainer(layers[0], None), Trainer(layers[1], None)
+
+    def step(x: Any, last: Any = layers[6]) -> Any:
+        return one.net(x), two.net(x), inner(x), listed[0](x), last(x)
+
+    def inner(x: Any) -> Any:
+        return (lambda: listed[1](x)), by_key["encoder"](x)
+
+    listed, by_key = [layers[2], layers[3]], {"encoder": layers[4]}
+    found = models_behind({"": functools.partial(step, mask=layers[5])})
+    names = {name: layers.index(module) for name, module in found.near.items()}  # type: ignore[arg-type]
+    assert names == {
+        "one.net": 0,
+        "two.net": 1,
+        "listed.0": 2,
+        "listed.1": 3,
+        "by_key.encoder": 4,
+        "mask": 5,
+        "last": 6,
+    }
+
+
+def test_models_are_found_in_the_order_of_the_code() -> None:
+    layers = {f"layer{number * 7 % 20}": nn.Linear(1, 1) for number in range(20)}
+    code = compile(f"def step(x): return [{', '.join(f'{name}(x)' for name in layers)}]", "step", "exec")
+    held: dict[str, Any] = dict(layers)
+    exec(code, held)
+    assert list(models_behind({"": held["step"]}).near) == list(layers)
+
+
+def test_models_of_one_name_are_numbered() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    steps = [(lambda net: lambda x: net(x))(layer) for layer in (first, second)]
+    assert models_behind({"": lambda x: [step(x) for step in steps]}).near == {"net": first, "net_2": second}
+
+
+def test_parts_of_a_model_are_no_models_of_their_own() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    first = net[0]
+    found = models_behind({"": lambda x: (first(x), net(x))})
+    assert found.near == {"net": net}
+    assert found.further == []
+
+
+def test_a_model_on_another_device_is_refused_where_it_lies_near_and_left_where_code_names_it_further_off() -> None:
+    net, other = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+
+    class Holder:
+        elsewhere = other
+
+        def step(self, x: Any) -> Any:
+            return net(x) if self.elsewhere is None else self.elsewhere
+
+    step = function_step(Holder().step, (), torch.device("cpu"))
+    assert step.modules == {"": net}
+    with pytest.raises(CaptureError, match="'weight' is on meta"):
+        function_step(lambda x: (net(x), other), (), torch.device("cpu"))
+
+
+def test_optimizers_in_more_hooks_than_a_list_is_searched_for_are_found() -> None:
+    layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(MOST_PARTS + 1))
+    optimizers = []
+    for parameter in layers.parameters():
+        optimizers.append(torch.optim.SGD([parameter], lr=0.1))
+        parameter.register_post_accumulate_grad_hook(lambda _, own=optimizers[-1]: own.step())
+    assert in_hooks([layers]) == optimizers

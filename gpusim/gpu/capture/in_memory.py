@@ -22,7 +22,7 @@ from gpusim.gpu.capture.capture import capture_recorded
 from gpusim.gpu.capture.options import CaptureOptions, as_recorded, check_frontend
 from gpusim.gpu.capture.user_step import Phases, Untouched, UserStep, record_step
 from gpusim.gpu.device import explain_out_of_memory, is_another_gpu, precision, require_gpu, without_autocast
-from gpusim.gpu.reach.search import reachable
+from gpusim.gpu.reach.search import models_behind
 
 Say = Callable[[str], None]
 
@@ -221,14 +221,19 @@ def function_step(
         raise CaptureError(f"step function: expected a callable, got {type(function).__name__}")
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     named = _named("input", (given, dict(kwargs or {})), "input")
-    modules, optimizers = reachable((function, *given, *(kwargs or {}).values()))
+    arguments = {"arguments": given, **(kwargs or {})}
+    found = models_behind({"": function, **arguments})
+    check_devices(found.near, named, device)
+    modules = found.near | {
+        f"reached.{number}": module for number, module in enumerate(found.further) if _is_on(module, device)
+    }
+    modules = {"": next(iter(modules.values()))} if len(modules) == 1 else modules
+    optimizers = found.optimizers
     optimizers += [each for each in in_hooks(modules.values()) if each not in optimizers]
     for optimizer in optimizers:
         optim.refuse(optimizer)
-    check_devices(modules, named, device)
     phases: Phases = [(None, lambda _: function(*given, **(kwargs or {})))]
     called = getattr(function, "__name__", type(function).__name__)
-    arguments = {"arguments": given, **(kwargs or {})}
     return UserStep(name or _short(called), phases, device, modules, optimizers, named, arguments)
 
 
@@ -274,7 +279,7 @@ def in_hooks(modules: Iterable[torch.nn.Module]) -> list[torch.optim.Optimizer]:
     parameters = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
     hooks = [getattr(parameter, "_post_accumulate_grad_hooks", None) or {} for parameter in parameters]
     functions = [hook for each in hooks for hook in each.values()]
-    return reachable(functions)[1] if functions else []
+    return models_behind({f"hook.{number}": function for number, function in enumerate(functions)}).optimizers
 
 
 def check_devices(
@@ -297,6 +302,15 @@ def check_devices(
         if is_another_gpu(tensor.device, device):
             number = tensor.device.index
             raise CaptureError(f"'{name}' is on {tensor.device}, not on {device}: call torch.cuda.set_device({number})")
+
+
+def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
+    """Whether all of a module is on this device, and can be recorded."""
+    try:
+        check_devices({"": module}, {}, device)
+    except CaptureError:
+        return False
+    return True
 
 
 def _named(prefix: str, values: Any, role: Role) -> dict[str, tuple[Role, torch.Tensor]]:

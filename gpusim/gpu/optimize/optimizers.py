@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.optimizers import counting_on
 from gpusim.gpu.optimize.unchanged import Items, KeyedValues
-from gpusim.gpu.reach.names import attributes_of
+from gpusim.gpu.reach.raw import attributes_of
 
 #: Optimizers whose fused kernels take the rate as a tensor.
 FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)

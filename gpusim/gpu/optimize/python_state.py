@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from gpusim.gpu.reach.search import DEPTH, MOST_PARTS
+from gpusim.gpu.reach.search import MOST_PARTS, NEAR
 
 #: Types compared by value; other objects are compared by identity.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -96,7 +96,7 @@ class PythonState:
         if isinstance(value, torch.Tensor) and id(value) not in self._seen:
             self._seen.add(id(value))
             self.tensors.append(value)
-        if isinstance(value, _SKIPPED) or id(value) in self._seen or depth > DEPTH:
+        if isinstance(value, _SKIPPED) or id(value) in self._seen or depth > NEAR:
             return
         self._seen.add(id(value))
         if isinstance(value, functools.partial):

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures, all_same
-from gpusim.gpu.reach.names import attributes_of, cells, globals_of, is_torchs, options_of
-from gpusim.gpu.reach.search import ANSWERING, MOST_PARTS, PLAIN, Reach, answer_of, contents_of, joined
+from gpusim.gpu.reach.names import cells, globals_of, is_torchs, options_of
+from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, is_a
+from gpusim.gpu.reach.search import MOST_PARTS, PLAIN, Reach, joined
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
 _NO_OWNERS: Final = (type, torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
-_PLAIN_HOLDERS: Final = (dict, list, tuple, set, deque, OrderedDict, defaultdict)
+_PLAIN_HOLDERS: Final = (dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict)
 #: Types of what code calls, or finds such things in.
 _CALLED: Final = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
 #: Largest array of Python's or of C's types that is compared: `MOST_PARTS` numbers.
@@ -69,7 +70,7 @@ class Reads:
         functions = []
         for value, name in reach:
             self._watch(reach, value, name)
-            functions += [value] if isinstance(value, types.FunctionType) else []
+            functions += [value] if type(value) is types.FunctionType else []
         self._watch_classes(reach)
         self._watch_libraries(reach)
         self._watch_groups(reach)
@@ -152,41 +153,41 @@ class Reads:
 
     def _watch(self, reach: Reach, value: Any, name: str) -> None:
         beside = reach.beside(value)
-        if beside or isinstance(value, dict | list | deque):
+        if beside or is_a(value, (dict, list, deque)):
             named = reach.names & beside.keys()
             self._add(beside, [*named, *reach.hiding(value, beside)], name)
-        if isinstance(value, types.FunctionType):
+        if type(value) is types.FunctionType:
             self._others += [(key, partial(contents_of, cell)) for key, cell in cells(value)]
             self._add(value.__globals__, globals_of(value.__code__), "")
             if value.__kwdefaults__:
                 self._whole.append((name, value.__kwdefaults__))
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             self._whole.append((name, value.keywords))
-        elif isinstance(value, list):
+        elif is_a(value, list):
             self._lists.append((name, value))
-        elif isinstance(value, deque):
+        elif is_a(value, deque):
             self._series.append((name, value))
-        elif isinstance(value, set):
+        elif is_a(value, set):
             self._equal.append((name, value.copy))
-        elif isinstance(value, np.ndarray):
+        elif is_a(value, np.ndarray):
             if value.size <= MOST_PARTS and not value.dtype.hasobject:
                 self._equal.append((name, value.tobytes))
-        elif type(value) in ANSWERING:
+        elif is_a(value, ANSWERING):
             self._others.append((name, partial(answer_of, value)))
         elif _is_memory(value):
             self._equal.append((name, partial(_bytes_of, value)))
-        elif not isinstance(value, type | tuple | types.MethodType):
+        elif not is_a(value, (type, tuple, frozenset, types.MethodType)):
             self._watch_object(reach, value, name or type(value).__name__)
 
     def _watch_object(self, reach: Reach, value: Any, shown: str) -> None:
         held = reach.attributes(value)
-        if isinstance(value, dict) and reach.reads_whole(held):
+        if is_a(value, dict) and reach.reads_whole(held):
             self._whole.append((shown, held))
             if isinstance(value, OrderedDict):
                 self._series.append((shown, value))
             return
         self._add(held, reach.read_of(value, held), shown)
-        if isinstance(value, dict):
+        if is_a(value, dict):
             self._others.append((shown, partial(len, held)))
         else:
             self._add(held, reach.hiding(value, held), shown)
@@ -195,7 +196,7 @@ class Reads:
 
     def _watch_classes(self, reach: Reach) -> None:
         """Watch what the user's classes have under names that code uses, and the functions of torch's layers."""
-        for kind, names in reach.inherited().items():
+        for kind, names in reach.inherited():
             self._add(attributes_of(kind), names, kind.__name__)
         kinds: list[Any] = [type(module) for module in (*reach.modules, *self.hidden)]
         layers = {base: options_of(kind) for kind in kinds for base in kind.__mro__}
@@ -260,7 +261,7 @@ def _bytes_of(value: Any) -> bytes | None:
 
 def _is_owner(value: Any) -> bool:
     """Whether the user may give an object another class, or another dict of attributes."""
-    return type(value) not in _PLAIN_HOLDERS and not isinstance(value, _NO_OWNERS)
+    return type(value) not in _PLAIN_HOLDERS and not is_a(value, _NO_OWNERS)
 
 
 def _first_other(names: Sequence[str], values: Sequence[Any], before: Sequence[Any]) -> str | None:

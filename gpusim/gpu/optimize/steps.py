@@ -14,11 +14,10 @@ from torch.utils._device import DeviceContext
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Dtype, Mode
-from gpusim.gpu.capture import optimizers as optim
-from gpusim.gpu.capture.in_memory import check_devices, function_step, model_phases, model_step, options_of
+from gpusim.gpu.capture.in_memory import function_step, model_phases, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.reach.search import PLAIN, Reach
+from gpusim.gpu.reach.search import PLAIN
 
 #: Types of tensors that can be captured.
 TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -58,7 +57,7 @@ class Given:
     def step(self, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> UserStep:
         """Return one step on these very arguments. Raises `CaptureError`."""
         if not self.is_module:
-            return _with_hidden(function_step(self.target, tuple(args), device, kwargs=kwargs), self.target)
+            return function_step(self.target, tuple(args), device, kwargs=kwargs)
         inputs, targets = self.split(args)
         return model_step(
             self.target, inputs, device, targets=targets, loss=self.loss, optimizer=self.optimizer, kwargs=kwargs
@@ -96,32 +95,6 @@ class Given:
         spec = f"{type(self.target).__module__}.{type(self.target).__qualname__}"
         dtype = dtype_of(list(step.parameters().values()), step.device) if cast is None else "bf16"
         return options_of(step, spec, mode, dtype, False, seed, False)
-
-
-def _with_hidden(step: UserStep, function: Any) -> UserStep:
-    """Add the modules and optimizers to a step that its code reaches on other ways than by its own variables: methods,
-    classes, Python modules. Raises `CaptureError` for an optimizer that cannot be captured.
-    """
-    modules = dict(step.modules)
-    reach = Reach((function,), [part for module in modules.values() for part in module.modules()])
-    known = {id(part) for module in modules.values() for part in module.modules()}
-    for number, module in enumerate(reach.tops.values()):
-        if id(module) not in known and _is_on(module, step.device):
-            modules[f"reached.{number}"] = module
-            known |= set(map(id, module.modules()))
-    hidden = [each for each in reach.optimizers.values() if not any(each is own for own in step.optimizers)]
-    for optimizer in hidden:
-        optim.refuse(optimizer)
-    return replace(step, modules=modules, optimizers=[*step.optimizers, *hidden])
-
-
-def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
-    """Whether all of a module is on this device, and can be recorded."""
-    try:
-        check_devices({"": module}, {}, device)
-    except CaptureError:
-        return False
-    return True
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -10,7 +10,6 @@ address.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import types as types_of_python
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
@@ -20,6 +19,8 @@ from typing import Any, Final, TypeVar, cast
 import numba
 import numpy as np
 from numba import types
+
+from gpusim.gpu.reach.raw import attributes_of, has_attributes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -147,11 +148,9 @@ class Natures:
     """Classes of objects, and the dicts of their attributes, as they are now: the user may assign others."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        get = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
-        dict_of = get(("PyObject_GenericGetDict", ctypes.pythonapi))
         self._objects = list(objects)
-        owners = [each for each in self._objects if type(each).__dictoffset__]
-        self._classes, self._dicts = list(map(type, self._objects)), [dict_of(owner, None) for owner in owners]
+        owners = list(filter(has_attributes, self._objects))
+        self._classes, self._dicts = list(map(type, self._objects)), list(map(attributes_of, owners))
         self._classes_at = _addresses(self._objects), _addresses(self._classes)
         self._dicts_at = _addresses(owners), _addresses(self._dicts)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import gc
 import sys
 import types
 from collections.abc import Collection, Iterator
@@ -13,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-#: Attributes in which descriptors have their function: a property, a cached one, a class method, another wrapper.
-_HOLDING: Final = ("fget", "func", "__func__", "__wrapped__")
+from gpusim.gpu.reach.raw import attributes_of, bases_of, function_in, is_a, module_of, pairs_of
+
 #: Special methods that a step does not call by itself.
 _NEVER_CALLED: Final = frozenset(
     {
@@ -51,29 +50,31 @@ def is_users(module: Any) -> bool:
 
 def _package(module: Any) -> str:
     """Return the package of a module's name; a class that C code made may have anything as `__module__`."""
-    return module.partition(".")[0] if isinstance(module, str) else ""
+    return str.partition(module, ".")[0] if is_a(module, str) else ""
 
 
 def methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Yield names and functions of a class's methods that are not torch's."""
-    for base in kind.__mro__:
-        if base.__module__ != "builtins" and not is_torchs(base.__module__):
+    for base in bases_of(kind):
+        if _package(module_of(base)) not in ("builtins", "torch"):
             yield from _functions(base)
 
 
 def _functions(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
-    for name, value in vars(kind).items():
-        held = (getattr(value, key, None) for key in _HOLDING)
-        function = next((each for each in (value, *held) if isinstance(each, types.FunctionType)), None)
+    for name, value in pairs_of(attributes_of(kind)):
+        function = function_in(value)
         if function is not None:
             yield name, function
 
 
-@functools.lru_cache(maxsize=1024)
-def options_of(kind: Any) -> frozenset[str]:
+def options_of(kind: type) -> frozenset[str]:
     """Return the names that the `forward` of torch's own layers among a module's classes reads."""
-    layers = [base for base in kind.__mro__ if is_torchs(base.__module__) and base is not torch.nn.Module]
-    functions = [each for base in layers for each in _functions(base)]
+    return _options_of(tuple(base for base in bases_of(kind) if is_torchs(module_of(base))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _options_of(kinds: tuple[type, ...]) -> frozenset[str]:
+    functions = [each for kind in kinds if kind is not torch.nn.Module for each in _functions(kind)]
     names, count = {"forward"}, 0
     while count != (count := len(names)):
         for name, function in functions:
@@ -86,7 +87,7 @@ def read_by_library(kind: type, called: Collection[str]) -> frozenset[str]:
     """Return the names that the methods of a class read which are no code of the user's, where code of the user's calls
     these: a scheduler's rates, the dict of a `UserDict`.
     """
-    functions = [each for base in kind.__mro__ if _of_library(base.__module__) for each in _functions(base)]
+    functions = [each for base in bases_of(kind) if _of_library(module_of(base)) for each in _functions(base)]
     names, count = set[str](), -1
     while functions and count != (count := len(names)):
         for name, function in functions:
@@ -96,7 +97,7 @@ def read_by_library(kind: type, called: Collection[str]) -> frozenset[str]:
 
 
 def _of_library(module: Any) -> bool:
-    return isinstance(module, str) and module.startswith(_LIBRARIES)
+    return is_a(module, str) and str.startswith(module, _LIBRARIES)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,11 +123,6 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
     loaded = (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (globals_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(loaded).union(*inner)
-
-
-def attributes_of(kind: type) -> dict[str, Any]:
-    """Return the very dict of a class's attributes, of which `vars` shows a view. It is not to be changed."""
-    return next(each for each in gc.get_referents(vars(kind)) if isinstance(each, dict))
 
 
 def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:

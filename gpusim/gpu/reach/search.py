@@ -1,15 +1,22 @@
-"""Python objects that a step's code can reach, as far as it names them."""
+"""Python objects that a step's code can reach: the one search behind captures and what a captured step compares.
+
+Followed are closures, defaults and attributes of functions, the globals that code names, what partials, methods, weak
+references and context variables stand for, functions behind a cache (`functools.lru_cache`, whose answers Python does
+not show), items of lists, tuples, deques, sets and dicts of up to 1,000, keys that are models or optimizers, attributes
+and slots of objects, and parts of modules. What code names is also followed to classes with their methods, and to
+Python modules. Nothing is called on the way: see `raw`.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
+import re
 import types
-import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import _lru_cache_wrapper
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -27,275 +34,305 @@ from gpusim.gpu.reach.names import (
     options_of,
     read_by_library,
 )
+from gpusim.gpu.reach.raw import (
+    ANSWERING,
+    CONTAINERS,
+    answer_of,
+    attributes_of,
+    bases_of,
+    contents_of,
+    in_slot,
+    is_a,
+    items_of,
+    length_of,
+    module_of,
+    name_of,
+    pairs_of,
+    parts_of_partial,
+    slots_of,
+)
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
 #: Types of options of torch's own layers.
 _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
-#: Depth of the search for modules and optimizers within objects: a trainer in a list is 1, its model 2.
-DEPTH: Final = 4
+#: Depth of a search for all that lies there: a trainer in a list is 1, its model 2.
+NEAR: Final = 4
+#: Depth of a search for what code names: an attribute of a module is 1, an attribute of that 2.
+DEEPEST: Final = 8
 #: Longest container that is searched: a longer one is data.
 MOST_PARTS: Final = 1_000
-#: Depth of the search by names: an attribute of a module is 1, an attribute of that 2.
-DEEPEST: Final = 8
 #: With these code may read all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 #: Types whose instances hold values, and attributes only in classes of the user's that inherit from them.
-_HOLDERS: Final = (dict, list, tuple, set, deque, types.FunctionType, functools.partial)
-
-
-#: Types of objects that refer to one other.
-ANSWERING: Final = frozenset((weakref.ref, ContextVar))
+_HOLDERS: Final = (*CONTAINERS, types.FunctionType, functools.partial, _lru_cache_wrapper)
+#: Types of objects that stand for another: going on to it is no step.
+_STANDING: Final = (types.MethodType, *ANSWERING)
 
 
 class Reach:
-    """Objects with attributes, functions and containers that a step reaches from `roots` and its modules."""
+    """Objects that a step reaches from `roots` and its modules, `DEEPEST` steps far, as far as its code names them.
 
-    def __init__(self, roots: Iterable[Any], modules: Iterable[torch.nn.Module]) -> None:
+    `near`: under any name, as code may compute it and libraries have their own, but `NEAR` steps far, without classes
+    and Python modules, and not into modules.
+    """
+
+    def __init__(
+        self, roots: Iterable[Any] | Mapping[str, Any], modules: Iterable[torch.nn.Module] = (), near: bool = False
+    ) -> None:
         self.names: set[str] = set()
         """Names that the code of the reached functions uses."""
         self.hidden: dict[int, torch.nn.Module] = {}
         """Modules that are no parts of the step's, by id: in a list, say."""
-        self.tops: dict[int, torch.nn.Module] = {}
-        """Those of them that were found themselves, not as children of others, by id."""
+        self.tops: dict[int, tuple[str, torch.nn.Module]] = {}
+        """Those of them that were found themselves, not as children of others, by id, with their names."""
         self.libraries: dict[int, types.ModuleType] = {}
         """Python modules of torch's and of the standard library, by id."""
         self.optimizers: dict[int, Optimizer] = {}
         """Optimizers, by id."""
         self.modules = list(modules)
-        self._methods_of: dict[type, list[tuple[str, types.FunctionType]]] = {}
-        self.reached: dict[int, tuple[Any, str, int]] = {}
-        """By id, with the name by which each was found, and how deep."""
-        for root in (*roots, *self.modules):
-            self._reach(root, "", 0)
+        self._near = near
+        self._methods_of: dict[int, tuple[type, list[tuple[str, types.FunctionType]]]] = {}
+        self._seen: set[int] = set()
+        self._reached: list[tuple[Any, str, int]] = []
+        """With the name by which each was found, and how deep."""
         self._own = set(map(id, self.modules))
-        count = -1
-        while count != (count := len(self.names) + len(self.reached)):  # a method may read what leads to others
-            for value, name, depth in list(self.reached.values()):
+        named = roots.items() if isinstance(roots, Mapping) else (("", root) for root in roots)
+        for name, root in (*named, *(("", module) for module in self.modules)):
+            self._reach(root, name, 0)
+        known = -1
+        while known != (known := len(self.names)):  # a method may read what leads to others
+            for value, name, depth in self._reached:  # grows meanwhile
                 self._look_into(value, name, depth)
 
-    @property
-    def classes(self) -> list[type]:
-        """Classes of what was reached, and those reached themselves."""
-        return list(self._methods_of)
-
     def __iter__(self) -> Iterator[tuple[Any, str]]:
-        return ((value, name) for value, name, _ in self.reached.values())
+        return ((value, name) for value, name, _ in self._reached)
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
-        if isinstance(value, Optimizer):
+        if is_a(value, Optimizer):
             self.optimizers[id(value)] = value
-        if isinstance(value, _LEAVES) or id(value) in self.reached or depth > DEEPEST:
+        if is_a(value, _LEAVES) or id(value) in self._seen or depth > (NEAR if self._near else DEEPEST):
             return
-        if isinstance(value, torch.nn.Module) and depth:
-            self.tops[id(value)] = value
-            others = [module for module in value.modules() if id(module) not in self._own | self.reached.keys()]
-            self.hidden.update((id(module), module) for module in others)
-            self.reached.update((id(module), (module, name, 0)) for module in others)
+        if is_a(value, torch.nn.Module) and (depth or self._near):
+            self.tops[id(value)] = name, value
+            for module in modules_in(value):
+                if id(module) not in self._own and id(module) not in self._seen:
+                    self.hidden[id(module)] = module
+                    self._add(module, name, 0)
             return
-        if isinstance(value, list | tuple | dict | set | deque) and len(value) > MOST_PARTS:
+        if is_a(value, CONTAINERS) and length_of(value) > MOST_PARTS:
             return
-        if isinstance(value, types.FunctionType | type) and not is_users(value.__module__):
-            return
-        if isinstance(value, types.ModuleType) and not is_users(value.__name__):
+        if is_a(value, types.ModuleType) and not is_users(dict.get(attributes_of(value), "__name__")):
             self.libraries[id(value)] = value
             return
-        self.reached[id(value)] = (value, name, depth)
+        if self._is_followed(value):
+            self._add(value, name, depth)
+
+    def _is_followed(self, value: Any) -> bool:
+        if self._near:
+            return not is_a(value, (type, types.ModuleType))
+        if is_a(value, type):
+            return is_users(module_of(value))
+        return type(value) is not types.FunctionType or is_users(value.__module__)
+
+    def _add(self, value: Any, name: str, depth: int) -> None:
+        self._seen.add(id(value))
+        self._reached.append((value, name, depth))
 
     def _look_into(self, value: Any, name: str, depth: int) -> None:
-        if isinstance(value, types.FunctionType):
+        if not self._near:
+            self._look_at_code(value, depth)
+        elif is_a(value, torch.nn.Module):
+            return
+        for part_name, part in self._parts(value, name):
+            self._reach(part, part_name, depth if is_a(value, _STANDING) else depth + 1)
+
+    def _look_at_code(self, value: Any, depth: int) -> None:
+        """Take the names that a function uses, or methods that the code names, and reach classes."""
+        if type(value) is types.FunctionType:
             self.names.update(names_of(value.__code__))
-        kind = value if isinstance(value, type) else type(value)
-        if kind not in self._methods_of:
-            self._methods_of[kind] = list(methods(kind))
-            for base in kind.__mro__:
-                self._reach(base, base.__name__, depth)
-        for method_name, method in self._methods_of[kind]:
+        kind = value if is_a(value, type) else type(value)
+        if id(kind) not in self._methods_of:
+            self._methods_of[id(kind)] = kind, list(methods(kind))
+            for base in bases_of(kind):
+                self._reach(base, name_of(base), depth)
+        for method_name, method in self._methods_of[id(kind)][1]:
             if method_name in self.names or (is_users(method.__module__) and is_special(method_name)):
                 self.names.update(names_of(method.__code__))
                 self._reach(method, method_name, depth)
-        for part_name, part in self._parts(value, name):
-            self._reach(part, part_name, depth + 1)
 
     def _parts(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, functools.partial):
-            yield from ((name, part) for part in (value.func, *value.args, *value.keywords.values()))
-        elif isinstance(value, types.MethodType):
+        if is_a(value, (functools.partial, functools.partialmethod)):
+            function, args, keywords = parts_of_partial(value)
+            yield name, function
+            yield from ((f"{name}[{place}]", part) for place, part in enumerate(args))
+            yield from ((joined(name, key), part) for key, part in pairs_of(keywords))
+        elif type(value) is types.MethodType:
             yield from ((name, part) for part in (value.__self__, value.__func__))
-        elif isinstance(value, types.FunctionType):
-            yield from ((key, contents_of(cell)) for key, cell in cells(value))
-            held = value.__globals__
-            yield from ((key, held[key]) for key in globals_of(value.__code__) if key in held)
-            yield from ((name, part) for part in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()))
-        elif isinstance(value, _lru_cache_wrapper):
-            yield name, value.__wrapped__
-        elif isinstance(value, types.MappingProxyType):
+        elif type(value) is types.FunctionType:
+            yield from self._parts_of_function(value, name)
+        elif is_a(value, _lru_cache_wrapper):
+            yield name, dict.get(attributes_of(value), "__wrapped__")
+        elif type(value) is types.MappingProxyType:
             yield from ((name, held) for held in gc.get_referents(value))
-        elif type(value) in ANSWERING:
+        elif is_a(value, ANSWERING):
             yield name, answer_of(value)
-        elif isinstance(value, list | tuple | deque):
-            yield from ((f"{name}[{place}]", part) for place, part in enumerate(elements(value)))
+        elif is_a(value, CONTAINERS) and not is_a(value, dict):
+            yield from ((f"{name}[{place}]", part) for place, part in enumerate(items_of(value)))
         else:
             held = self.attributes(value)
-            whole = isinstance(value, dict) and self.reads_whole(held)
-            read = held if whole else self.read_of(value, held)
-            yield from ((joined(name, key), lying_at(held, key)) for key in read if key in held)
-            yield from ((joined(name, key), getattr(value, key, None)) for key in self.slots_of(value))
-        held = self.beside(value)
-        yield from ((joined(name, key), held[key]) for key in held if key in self.names)
+            read = set(map(id, self.read_of(value, held)))
+            for place, (key, part) in enumerate(pairs_of(held)):
+                if id(key) in read:
+                    yield joined(name, key), part
+                if is_a(key, (torch.nn.Module, Optimizer)):
+                    yield f"{name}[{place}]", key
+            named = self.slots_of(value)
+            yield from ((joined(name, key), in_slot(value, slot)) for key, slot in slots_of(value) if key in named)
+        yield from ((joined(name, key), part) for key, part in pairs_of(self.beside(value)) if self._is_read(key))
+
+    def _parts_of_function(self, function: types.FunctionType, name: str) -> Iterator[tuple[str, Any]]:
+        """Of a library's function the closure and defaults only: there it has what is the user's."""
+        yield from ((key, contents_of(cell)) for key, cell in cells(function))
+        code, defaults = function.__code__, function.__defaults__ or ()
+        if is_users(function.__module__):
+            named = globals_of(code)
+            in_order = [key for key in code.co_names if key in named]  # as the code has them, in each process
+            for key in dict.fromkeys((*in_order, *sorted(named))):
+                yield key, dict.get(function.__globals__, key)
+        yield from zip(reversed(code.co_varnames[: code.co_argcount]), reversed(defaults), strict=False)
+        yield from ((joined(name, key), part) for key, part in pairs_of(function.__kwdefaults__ or {}))
 
     @staticmethod
-    def beside(value: Any) -> dict[str, Any]:
+    def beside(value: Any) -> dict[Any, Any]:
         """Return the attributes of a function, or of a container of the user's own class."""
-        held = getattr(value, "__dict__", None) if isinstance(value, _HOLDERS) else None
-        return held if isinstance(held, dict) and held is not value else {}
+        return attributes_of(value) if is_a(value, _HOLDERS) else {}
 
     @staticmethod
     def attributes(value: Any) -> dict[Any, Any]:
         """Return a dict itself, or the dict of an object's attributes."""
-        held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-        return {} if held is None else held
+        return value if is_a(value, dict) else attributes_of(value)
 
     def slots_of(self, value: Any) -> list[str]:
         """Return the names of an object's slots that code reads."""
-        kind = type(value)
-        users = [base for base in kind.__mro__ if is_users(base.__module__)]
-        slots = (key for base in users for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType))
-        return [key for key in slots if key in self.names]
+        return [key for key, _ in slots_of(value) if self._is_read(key)]
 
-    def read_of(self, value: Any, held: Mapping[Any, Any]) -> list[Any]:
-        """Return the keys of an object's attributes, or of a dict, that code reads by name."""
-        if isinstance(value, torch.nn.Module):
-            kind: Any = type(value)
-            own = held.keys() - _OF_MODULES
-            options = [key for key in own & options_of(kind) if isinstance(held[key], _OPTIONS)]
-            if is_torchs(kind.__module__):
-                return [*{*options, "forward"}]
-            return [*{*options, *(own & self.names), "forward"}]
-        read = self.names if held is value else self.names | read_by_library(type(value), self.names)
-        return [key for key in held if not isinstance(key, str) or key in read]
+    def _is_read(self, key: Any) -> bool:
+        """Whether code may read an attribute, or a dict's value: it names it, or the key is no text."""
+        return self._near or not is_a(key, str) or text_of(key) in self.names
+
+    def read_of(self, value: Any, held: dict[Any, Any]) -> list[Any]:
+        """Return the keys of an object's attributes, or of a dict, that code reads."""
+        if self._near or (held is value and self.reads_whole(held)):
+            return items_of(held)
+        if is_a(value, torch.nn.Module):
+            return self._read_of_module(value, held)
+        named = [key for key in items_of(held) if self._is_read(key)]
+        if held is value:
+            return named
+        others = read_by_library(type(value), self.names) - self.names
+        return [*named, *(key for key in items_of(held) if is_a(key, str) and text_of(key) in others)]
+
+    def _read_of_module(self, module: torch.nn.Module, held: dict[Any, Any]) -> list[Any]:
+        kind: Any = type(module)
+        options, of_torch = options_of(kind), is_torchs(module_of(kind))
+        own = [(key, part) for key, part in pairs_of(held) if is_a(key, str) and text_of(key) not in _OF_MODULES]
+        read = [
+            key
+            for key, part in own
+            if (text_of(key) in options and is_a(part, _OPTIONS))
+            or (not of_torch and text_of(key) in self.names)
+            or text_of(key) == "forward"
+        ]
+        return read if any(text_of(key) == "forward" for key in read) else [*read, "forward"]
 
     def reads_whole(self, held: dict[Any, Any]) -> bool:
         """Whether code may read all of a dict, as far as its names tell."""
-        return bool(self.names & _ALL_OF_DICT) or not any(not isinstance(k, str) or k in self.names for k in held)
+        return bool(self.names & _ALL_OF_DICT) or not any(map(self._is_read, items_of(held)))
 
     def hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
         """Return names of class attributes and methods that an object's own attribute may come to hide."""
-        users = [base for base in type(value).__mro__ if is_users(base.__module__)]
-        return sorted({key for base in users for key in vars(base)} & self.names - held.keys())
+        users = [base for base in bases_of(type(value)) if is_users(module_of(base))]
+        own = {text_of(key) for key in items_of(held) if is_a(key, str)}
+        return sorted({key for base in users for key in items_of(attributes_of(base))} & self.names - own)
 
     def _is_called(self, key: str, value: Any) -> bool:
-        return key in self.names or (isinstance(value, types.FunctionType) and is_special(key))
+        return key in self.names or (type(value) is types.FunctionType and is_special(key))
 
-    def inherited(self) -> dict[type, set[str]]:
+    def inherited(self) -> list[tuple[type, set[str]]]:
         """Return for each class of the user's the names that it, or another class of an object's, says what they
         are.
         """
-        found: dict[type, set[str]] = {}
-        for kind in self._methods_of:
-            named = {key for base in kind.__mro__ for key, of in vars(base).items() if self._is_called(key, of)}
-            for base in kind.__mro__:
-                found.setdefault(base, set()).update(named)
-        return {kind: names for kind, names in found.items() if is_users(kind.__module__)}
+        found: dict[int, tuple[type, set[str]]] = {}
+        for kind, _ in self._methods_of.values():
+            held = [pair for base in bases_of(kind) for pair in pairs_of(attributes_of(base))]
+            named = {key for key, of in held if self._is_called(key, of)}
+            for base in bases_of(kind):
+                found.setdefault(id(base), (base, set()))[1].update(named)
+        return [(kind, names) for kind, names in found.values() if is_users(module_of(kind))]
+
+
+@dataclass(frozen=True)
+class Models:
+    """Models and optimizers behind a step."""
+
+    near: dict[str, torch.nn.Module]
+    """Those that lie near, by their names."""
+    further: list[torch.nn.Module]
+    """Others that code names."""
+    optimizers: list[Optimizer]
+
+
+def models_behind(roots: Mapping[str, Any]) -> Models:
+    """Return the models and optimizers that a step can reach from `roots`, by their names."""
+    near = Reach(roots, near=True)
+    modules: dict[str, torch.nn.Module] = {}
+    for name, module in _outermost(near):
+        modules[next(free for free in _free_names(name) if free not in modules)] = module
+    further = Reach(roots.values(), [part for module in modules.values() for part in modules_in(module)])
+    return Models(
+        modules,
+        [module for _, module in _outermost(further)],
+        list((near.optimizers | further.optimizers).values()),
+    )
+
+
+def _outermost(reach: Reach) -> list[tuple[str, torch.nn.Module]]:
+    """Return the modules found that are no parts of others found."""
+    parts = {number: set(map(id, modules_in(module))) for number, (_, module) in reach.tops.items()}
+    inner = {id_ for number, ids in parts.items() for id_ in ids & parts.keys() if number not in parts[id_]}
+    return [top for number, top in reach.tops.items() if number not in inner]
+
+
+def _free_names(name: str) -> Iterator[str]:
+    """Yield names for a model: with points like those of its parts, then numbered."""
+    name = re.sub(r"\[(\d+)\]", r".\1", name).strip(".")
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))
+
+
+def modules_in(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield a module and its parts, each once, in torch's order."""
+    seen: set[int] = set()
+    todo = [module]
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            held = dict.get(attributes_of(one), "_modules", {})
+            held = held if is_a(held, dict) else dict.get(attributes_of(held), "_python_modules", {})  # of TorchScript
+            todo += [part for _, part in reversed(pairs_of(held)) if is_a(part, torch.nn.Module)]
+
+
+def text_of(key: str) -> str:
+    """Return a text without what a class of the user's says of it."""
+    return key if type(key) is str else str.__str__(key)
 
 
 def joined(name: str, key: Any) -> str:
     """Return the name of an attribute, with its owner's."""
-    return f"{name}.{key}" if name else str(key)
-
-
-def lying_at(held: Mapping[Any, Any], key: Any) -> Any:
-    """Return what a dict holds: a lookup of the user's own class may make another object each time."""
-    return dict.__getitem__(held, key) if isinstance(held, dict) else held[key]
-
-
-def elements(held: list[Any] | tuple[Any, ...] | deque[Any]) -> Iterator[Any]:
-    """Return what a list, tuple or deque holds, past an iterator of the user's own class."""
-    kind: Any = next(kind for kind in (list, tuple, deque) if isinstance(held, kind))
-    iterator: Iterator[Any] = kind.__iter__(held)
-    return iterator
-
-
-def answer_of(value: Any) -> Any:
-    """Return what a weak reference or a context variable refers to, None if it is nothing."""
-    return value.get(None) if isinstance(value, ContextVar) else value()
-
-
-def contents_of(cell: types.CellType) -> Any:
-    """Return the value in a closure's cell, None if there is none yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
-def reachable(function: Any) -> tuple[dict[str, torch.nn.Module], list[Optimizer]]:
-    """Return the modules and optimizers that a function can reach, by the names that it has for them."""
-    modules: dict[str, torch.nn.Module] = {}
-    optimizers: list[Optimizer] = []
-    seen: set[int] = set()
-
-    def look(value: Any, name: str, depth: int) -> None:
-        if isinstance(value, PLAIN) or id(value) in seen or depth > DEPTH:
-            return
-        seen.add(id(value))
-        if isinstance(value, torch.nn.Module):
-            modules[name] = value
-        elif isinstance(value, Optimizer):
-            optimizers.append(value)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                look(part, name, depth + 1)
-        elif isinstance(value, types.MethodType):
-            look(value.__self__, name, depth)
-            look(value.__func__, name, depth)
-        elif isinstance(value, types.FunctionType):
-            for key, part in _names_of(value).items():
-                look(part, key, depth + 1)
-        elif isinstance(value, weakref.ref):
-            look(value(), name, depth)
-        elif isinstance(value, list | tuple | dict | set | deque) and len(value) > MOST_PARTS:
-            return  # data, not a trainer
-        elif isinstance(value, list | tuple | set | deque):
-            for place, part in enumerate(value):
-                look(part, f"{name}.{place}", depth + 1)
-        elif isinstance(value, dict):
-            for key, part in value.items():
-                look(part, f"{name}.{key}", depth + 1)
-            for place, key in enumerate(value):
-                if isinstance(key, torch.nn.Module | Optimizer):
-                    look(key, f"{name}.{place}", depth + 1)
-        elif not isinstance(value, type | types.ModuleType | torch.Tensor):
-            for key, part in _attributes_of(value):
-                look(part, key, depth + 1)
-
-    look(function, "", 0)
-    return ({"": next(iter(modules.values()))} if len(modules) == 1 else modules), optimizers
-
-
-def _names_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return the values that a function's code refers to by name: closure, globals, defaults."""
-    code = function.__code__
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    values = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
-    values |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return values | {f"default.{place}": value for place, value in enumerate(defaults)}
-
-
-def _attributes_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield an object's attributes, those in slots too."""
-    yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__:
-        if "__slots__" in vars(base):
-            slots = [key for key, of in vars(base).items() if isinstance(of, types.MemberDescriptorType)]
-            yield from ((key, getattr(value, key)) for key in slots if hasattr(value, key))
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # not assigned yet
-        return False
+    shown = text_of(key) if is_a(key, str) else str(key) if type(key) in PLAIN else name_of(type(key))
+    return f"{name}.{shown}" if name else shown
