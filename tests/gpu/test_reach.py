@@ -17,7 +17,10 @@ from torch import nn
 
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.in_memory import function_step, in_hooks
+from gpusim.gpu.optimize import front
+from gpusim.gpu.optimize.steps import Given
 from gpusim.gpu.reach.search import MOST_PARTS, Reach, models_behind, modules_in
+from tests.support.optimizing import batches, fast, net, sgd
 
 Step = Callable[..., Any]
 Maker = Callable[[nn.Module, torch.optim.Optimizer], Any]
@@ -598,3 +601,35 @@ def test_optimizers_in_more_hooks_than_a_list_is_searched_for_are_found() -> Non
         optimizers.append(torch.optim.SGD([parameter], lr=0.1))
         parameter.register_post_accumulate_grad_hook(lambda _, own=optimizers[-1]: own.step())
     assert in_hooks([layers]) == optimizers
+
+
+def unoptimized(*given: Any) -> Any:
+    model, _, loss, optimizer = given
+    return front._as_it_is(Given(model, loss, optimizer), torch.device("cpu"), "", lambda _: None)
+
+
+def optimized(*given: Any) -> Any:
+    return fast(*given[:2], loss=given[2], optimizer=given[3])
+
+
+@pytest.mark.parametrize("made", [optimized, unoptimized])
+def test_of_gpusims_own_callables_only_what_they_run_of_the_users_is_followed(made: Callable[..., Any]) -> None:
+    model, loss = net(), nn.CrossEntropyLoss()
+    optimizer = sgd(model.parameters())
+    inner = made(model, batches(1)[0], loss, optimizer)
+
+    def step(x: Any, y: Any) -> Any:
+        return inner(x, y)
+
+    found = models_behind({"": step})
+    assert list(found.near.values()) == [model, loss]
+    assert (found.further, found.optimizers) == ([], [optimizer])
+    for near in (True, False):
+        kinds = {type(value) for value, _ in Reach((step,), near=near) if not isinstance(value, nn.Module)}
+        assert kinds <= {types.FunctionType, type}
+
+
+def test_functions_of_gpusims_are_not_searched() -> None:
+    reach = Reach((lambda x: fast(x, x),), ())
+    modules = {value.__module__ for value, _ in reach if isinstance(value, type | types.FunctionType)}
+    assert modules == {__name__, fast.__module__}

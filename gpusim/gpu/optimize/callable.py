@@ -18,6 +18,7 @@ from gpusim.gpu.optimize.alone import alone
 from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, settings
 from gpusim.gpu.optimize.variant import Variant
+from gpusim.gpu.reach.search import BEHIND
 from gpusim.notebook import html_table, short_name, short_repr
 from gpusim.text import first_line, short_value
 from gpusim.units import counted, format_bytes, format_ns
@@ -136,6 +137,7 @@ class OptimizedStep:
         self._warned: set[str] = set()
         self.gain: Gain | None = None
         self.__wrapped__ = given.target
+        vars(self)[BEHIND] = given.behind
 
     def __repr__(self) -> str:
         target = self._given.target

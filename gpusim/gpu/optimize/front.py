@@ -21,6 +21,7 @@ from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.steps import Given, as_outside, autocast_of, casting, fixed_copies
 from gpusim.gpu.optimize.variant import Variant
+from gpusim.gpu.reach.search import BEHIND
 from gpusim.text import first_line
 
 Say = Callable[[str], None]
@@ -92,4 +93,5 @@ def _as_it_is(given: Given, device: torch.device, problem: str, warn: Say | None
     def eager(*args: Any, **kwargs: Any) -> Any:
         return given.eager(args, kwargs, device)
 
+    vars(eager)[BEHIND] = given.behind
     return eager

@@ -22,6 +22,7 @@ from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.inductor.kernels import all_loaded_code
 from gpusim.gpu.optimize.copies import Copies
+from gpusim.gpu.reach.search import BEHIND
 from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.timing import time_interleaved
 
@@ -56,6 +57,7 @@ def user_step(step: ModelStep, model: nn.Module, called: Call) -> Call:
             with torch.no_grad():
                 return called(*args)
 
+        vars(infer)[BEHIND] = model, called
         return infer
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM)
@@ -68,6 +70,7 @@ def user_step(step: ModelStep, model: nn.Module, called: Call) -> Call:
         optimizer.step()
         return loss.detach()
 
+    vars(train)[BEHIND] = model, called, loss_of, optimizer
     return train
 
 

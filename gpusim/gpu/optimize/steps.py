@@ -42,6 +42,11 @@ class Given:
         """Whether it is a model to be trained."""
         return self.is_module and (self.loss is not None or self.optimizer is not None)
 
+    @property
+    def behind(self) -> tuple[Any, ...]:
+        """What a step runs of the user's."""
+        return self.target, self.loss, self.optimizer
+
     def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Split arguments into those of the model and of the loss: `(inputs, targets)`, each one tensor or a tuple of
         them.

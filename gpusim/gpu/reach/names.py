@@ -28,6 +28,7 @@ COMPUTED_KEY: Final = "[...]"
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
 _LIBRARIES: Final = ("collections", "multiprocessing.sharedctypes", "torch.distributions", "torch.optim")
+_OURS: Final = ("torch", "gpusim")
 #: Methods that torch calls.
 _TORCHS: Final = frozenset(("forward", "backward", "setup_context"))
 
@@ -43,9 +44,14 @@ def is_torchs(module: Any) -> bool:
 
 
 def is_users(module: Any) -> bool:
-    """Whether a Python module, by its name, may be the user's: neither torch's nor of the standard library."""
+    """Whether a Python module, by its name, may be the user's: no part of torch, of gpusim or the standard library."""
     package = _package(module)
-    return package == "__main__" or (package != "torch" and package not in sys.stdlib_module_names)
+    return package == "__main__" or (package not in _OURS and package not in sys.stdlib_module_names)
+
+
+def is_gpusims(value: Any) -> bool:
+    """Whether an object is a function of gpusim's own, or of a class of it."""
+    return _package(value.__module__ if type(value) is types.FunctionType else module_of(type(value))) == "gpusim"
 
 
 def _package(module: Any) -> str:

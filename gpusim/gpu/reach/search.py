@@ -4,7 +4,8 @@ Followed are closures, defaults and attributes of functions, the globals that co
 references and context variables stand for, functions behind a cache (`functools.lru_cache`, whose answers Python does
 not show), items of lists, tuples, deques, sets and dicts of up to 1,000, keys that are models or optimizers, attributes
 and slots of objects, and parts of modules. What code names is also followed to classes with their methods, and to
-Python modules. Nothing is called on the way: see `raw`.
+Python modules. Of gpusim's own objects only what they run of the user's is followed (`BEHIND`). Nothing is called on
+the way: see `raw`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
     cells,
     globals_of,
+    is_gpusims,
     is_special,
     is_torchs,
     is_users,
@@ -63,6 +65,8 @@ NEAR: Final = 4
 DEEPEST: Final = 8
 #: Longest container that is searched: a longer one is data.
 MOST_PARTS: Final = 1_000
+#: Attribute in which gpusim's own callables have the user's functions, models and optimizers that they run.
+BEHIND: Final = "_behind"
 #: With these code may read all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
@@ -121,6 +125,11 @@ class Reach:
                 if id(module) not in self._own and id(module) not in self._seen:
                     self.hidden[id(module)] = module
                     self._add(module, name, 0)
+            return
+        if is_gpusims(value):
+            self._seen.add(id(value))
+            for part in dict.get(attributes_of(value), BEHIND, ()):
+                self._reach(part, name, depth)
             return
         if is_a(value, CONTAINERS) and length_of(value) > MOST_PARTS:
             return
