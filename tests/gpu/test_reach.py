@@ -633,3 +633,45 @@ def test_functions_of_gpusims_are_not_searched() -> None:
     reach = Reach((lambda x: fast(x, x),), ())
     modules = {value.__module__ for value, _ in reach if isinstance(value, type | types.FunctionType)}
     assert modules == {__name__, fast.__module__}
+
+
+class Late:
+    __slots__ = ("late",)
+
+
+LATE: dict[str, Callable[[nn.Module], Any]] = {
+    "attribute": lambda net: types.SimpleNamespace(late=net),
+    "slot": lambda net: with_attribute(Late(), net),
+    "key": lambda net: {"late": net, "one": 1},
+    "attribute of a list": lambda net: with_attribute(type("Own", (list,), {})(), net),
+    "attribute of a class": lambda net: type("Own", (), {"late": net}),
+    "attribute of a Python module": lambda net: with_attribute(types.ModuleType("mine"), net),
+    "attribute of a library's object": lambda net: UserDict(late=net, one=1),
+    "method of a library's object": lambda net: scheduler_with(net),
+    "method": lambda net: type("Own", (), {"late": lambda self, x: net(x)})(),
+}
+
+
+def with_attribute(held: Any, net: nn.Module) -> Any:
+    held.late = net
+    return held
+
+
+def scheduler_with(net: nn.Module) -> Any:
+    scheduler = object.__new__(torch.optim.lr_scheduler.LRScheduler)
+    scheduler._last_lr = [net]  # type: ignore[list-item]
+    return scheduler
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_what_was_passed_is_followed_once_code_that_is_found_later_names_it(kind: str) -> None:
+    net = nn.Linear(2, 2)
+    held = LATE[kind](net)
+
+    def last(given: Any) -> Any:
+        return given.late, given["late"], given.get_last_lr()
+
+    later = [[last]]
+    reach = Reach((lambda x: (held, "one", later[0][0](x)),), ())
+    assert reach.hidden.get(id(net)) is net
+    assert not Reach((lambda x: (held, "one"),), ()).hidden

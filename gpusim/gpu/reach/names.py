@@ -93,13 +93,20 @@ def read_by_library(kind: type, called: Collection[str]) -> frozenset[str]:
     """Return the names that the methods of a class read which are no code of the user's, where code of the user's calls
     these: a scheduler's rates, the dict of a `UserDict`.
     """
-    functions = [each for base in bases_of(kind) if _of_library(module_of(base)) for each in _functions(base)]
+    functions = list(methods_of_library(kind))
     names, count = set[str](), -1
     while functions and count != (count := len(names)):
         for name, function in functions:
             if name in called or name in names or is_special(name):
                 names |= names_of(function.__code__)
     return frozenset(names)
+
+
+def methods_of_library(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Yield names and functions of a class's methods that read values of the user's, and are no code of theirs."""
+    for base in bases_of(kind):
+        if _of_library(module_of(base)):
+            yield from _functions(base)
 
 
 def _of_library(module: Any) -> bool:

@@ -32,6 +32,7 @@ from gpusim.gpu.reach.names import (
     is_torchs,
     is_users,
     methods,
+    methods_of_library,
     names_of,
     options_of,
     read_by_library,
@@ -106,13 +107,37 @@ class Reach:
         named = roots.items() if isinstance(roots, Mapping) else (("", root) for root in roots)
         for name, root in (*named, *(("", module) for module in self.modules)):
             self._reach(root, name, 0)
-        known = -1
-        while known != (known := len(self.names)):  # a method may read what leads to others
-            for value, name, depth in self._reached:  # grows meanwhile
-                self._look_into(value, name, depth)
+        self._search()
 
     def __iter__(self) -> Iterator[tuple[Any, str]]:
         return ((value, name) for value, name, _ in self._reached)
+
+    def _search(self) -> None:
+        """Look into each object, and again once code uses further names of it: a method may read what leads to
+        others.
+        """
+        depends: list[frozenset[str]] = []
+        new: set[str] | None = None
+        while new is None or new:
+            before = set(self.names)
+            for place, (value, name, depth) in enumerate(self._reached):  # grows meanwhile
+                if place < len(depends) and (new or set()).isdisjoint(depends[place]):
+                    continue
+                self._look_into(value, name, depth)
+                if place == len(depends):
+                    depends.append(self._depends_on(value))
+            new = self.names - before
+
+    def _depends_on(self, value: Any) -> frozenset[str]:
+        """Return the names of what is followed once code uses them."""
+        if self._near:
+            return frozenset()
+        kind = value if is_a(value, type) else type(value)
+        of_methods = [name for name, _ in (*self._methods_of[id(kind)][1], *methods_of_library(kind))]
+        held = [*items_of(attributes_of(value)), *(items_of(value) if is_a(value, dict) else ())]
+        texts = (text_of(key) for key in held if is_a(key, str))
+        of_dict = _ALL_OF_DICT if is_a(value, dict) else ()
+        return frozenset((*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict))
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
         if is_a(value, Optimizer):
