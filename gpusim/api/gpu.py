@@ -111,8 +111,8 @@ def capture_step(
     """Capture your own step function on this machine's GPU: forward, backward and optimizer, in any form.
 
     `function(*inputs, **kwargs)` is called several times and must make the same calls each time. Modules and optimizers
-    are found through its closure, globals and arguments; their state is restored. The mode is `train` if the function
-    reaches an optimizer or computes gradients. The other arguments and the errors are those of `capture`.
+    are found through closures, globals, objects, classes and arguments; their state is restored. The mode is `train` if
+    the function reaches an optimizer or computes gradients. The other arguments and the errors are those of `capture`.
     """
     seed = check_seed(seed)
     with needs_torch():

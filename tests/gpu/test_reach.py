@@ -140,13 +140,43 @@ def cached_function_in_a_step(net: Any, optimizer: Any) -> Step:
     return lambda x: (parts()[0](x), parts()[1].step())
 
 
+def cached_answers(maxsize: int | None, *answers: Any) -> Step:
+    made = list(answers)
+    parts = functools.lru_cache(maxsize)(lambda number: made.pop(number))
+    for number in reversed(range(len(answers))):
+        parts(number)
+    return lambda x: (parts(0)(x), parts(1).step())
+
+
+@case("MO", "MO")
+def answers_of_a_small_cache(net: Any, optimizer: Any) -> Step:
+    return cached_answers(2, net, optimizer)
+
+
+@case("MO", "MO")
+def answers_of_a_cache_without_limit(net: Any, optimizer: Any) -> Step:
+    return cached_answers(None, net, optimizer)
+
+
+@case("MO", "MO")
+def answer_in_a_dict(net: Any, optimizer: Any) -> Step:
+    return cached_answers(8, {"net": net}, [optimizer])
+
+
 @case("", "")
-def cached_answer(net: Any, optimizer: Any) -> Step:
-    """Python does not show what such a cache holds."""
-    made = [(net, optimizer)]
-    parts = functools.lru_cache(lambda: made.pop())
-    parts()
-    return lambda x: (parts()[0](x), parts()[1].step())
+def answers_of_a_large_cache(net: Any, optimizer: Any) -> Step:
+    return cached_answers(None, net, optimizer, *range(2_000))
+
+
+@case("", "MO")
+def cached_method(net: Any, optimizer: Any) -> Step:
+    class Holder:
+        @functools.cache  # noqa: B019
+        def parts(self) -> Any:
+            return net, optimizer
+
+    holder = Holder()
+    return lambda x: holder.parts()
 
 
 @case("", "MO")

@@ -90,9 +90,9 @@ def capture_step(
     """Capture one call of `function(*inputs, **kwargs)` on the current GPU: a step with its own forward, backward,
     optimizer.
 
-    The function is called several times and must make the same calls each time. Modules and optimizers are found
-    through its closure, globals and arguments; their changes are undone. Arguments and errors are those of `capture`;
-    `mode` defaults to `train` where the function reaches an optimizer or computes gradients.
+    The function is called several times and must make the same calls each time. Modules and optimizers are found as
+    `gpusim.gpu.reach` says; their changes are undone. Arguments and errors are those of `capture`; `mode` defaults to
+    `train` where the function reaches an optimizer or computes gradients.
     """
     step = function_step(function, inputs, require_gpu(), kwargs=kwargs, name=name)
     least: Mode = "train" if step.optimizers else "infer"

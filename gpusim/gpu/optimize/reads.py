@@ -6,8 +6,8 @@ the step (attributes of objects, classes and Python modules, slots, keys of dict
 what methods of schedulers and collections read, options of the user's own in an optimizer's groups, code and defaults
 of functions, classes and dicts of objects, and the options that the `forward` of torch's own layers reads. Of torch and
 the standard library: functions and classes that code names. What the code only counts or keeps elsewhere may change.
-Not watched are names computed while the step runs, longer containers, what lies deeper than eight attributes, and what
-libraries answer: the environment, files, clocks.
+Not watched are names computed while the step runs, longer containers, what lies deeper than eight attributes, whether a
+cached function is to answer anew, and what libraries answer: the environment, files, clocks.
 """
 
 from __future__ import annotations

@@ -133,6 +133,20 @@ def answer_of(value: Any) -> Any:
         return None
 
 
+def kept_by(cached: Any) -> list[Any]:
+    """Return the function behind a `functools.lru_cache`, and the arguments and answers that it keeps: the garbage
+    collector knows them.
+    """
+    own = attributes_of(cached)
+    kept = [dict.get(own, "__wrapped__")]
+    for part in gc.get_referents(cached):
+        if type(part) is dict and part is not own:
+            kept += dict.values(part)
+        elif part is not own and not is_a(part, type):
+            kept.append(part)
+    return [part for part in kept if type(part) is not object and name_of(type(part)) != "_lru_list_elem"]
+
+
 def contents_of(cell: types.CellType) -> Any:
     """Return the value in a closure's cell, None if there is none yet."""
     try:

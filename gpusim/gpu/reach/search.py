@@ -1,11 +1,10 @@
 """Python objects that a step's code can reach: the one search behind captures and what a captured step compares.
 
 Followed are closures, defaults and attributes of functions, the globals that code names, what partials, methods, weak
-references and context variables stand for, functions behind a cache (`functools.lru_cache`, whose answers Python does
-not show), items of lists, tuples, deques, sets and dicts of up to 1,000, keys that are models or optimizers, attributes
-and slots of objects, and parts of modules. What code names is also followed to classes with their methods, and to
-Python modules. Of gpusim's own objects only what they run of the user's is followed (`BEHIND`). Nothing is called on
-the way: see `raw`.
+references and context variables stand for, functions behind a `functools.lru_cache` with the answers kept, items of
+lists, tuples, deques, sets and dicts of up to 1,000, keys that are models or optimizers, attributes and slots of
+objects, and parts of modules. What code names is also followed to classes with their methods, and to Python modules. Of
+gpusim's own objects only what they run of the user's is followed (`BEHIND`). Nothing is called on the way: see `raw`.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ from gpusim.gpu.reach.raw import (
     in_slot,
     is_a,
     items_of,
+    kept_by,
     length_of,
     module_of,
     name_of,
@@ -208,7 +208,8 @@ class Reach:
         elif type(value) is types.FunctionType:
             yield from self._parts_of_function(value, name)
         elif is_a(value, _lru_cache_wrapper):
-            yield name, dict.get(attributes_of(value), "__wrapped__")
+            kept = kept_by(value)
+            yield from ((name, part) for part in (kept if len(kept) <= 2 * MOST_PARTS else kept[:1]))
         elif type(value) is types.MappingProxyType:
             yield from ((name, held) for held in gc.get_referents(value))
         elif is_a(value, ANSWERING):

@@ -166,6 +166,14 @@ def by_set(model: nn.Module) -> Step:
     return lambda x, y: next(eager_step(*pair)(x, y) for pair in parts.items())
 
 
+def by_cache(model: nn.Module) -> Step:
+    optimizer = sgd(model.parameters())
+    made = [(model, optimizer)]
+    parts = functools.lru_cache(maxsize=1)(lambda: made.pop())
+    parts()
+    return lambda x, y: eager_step(*parts())(x, y)
+
+
 def by_hooks(model: nn.Module) -> Step:
     optimizers = {parameter: sgd([parameter]) for parameter in model.parameters()}
 
@@ -184,7 +192,7 @@ def by_hooks(model: nn.Module) -> Step:
     return step
 
 
-@pytest.mark.parametrize("made", [by_slots, by_method, by_class, by_set, by_hooks])
+@pytest.mark.parametrize("made", [by_slots, by_method, by_class, by_set, by_cache, by_hooks])
 def test_models_and_optimizers_are_found_wherever_the_code_has_them(made: Callable[[nn.Module], Step]) -> None:
     """Otherwise trial runs would train the user's model, and rates would stay those of the capture."""
     model = net()
@@ -195,7 +203,7 @@ def test_models_and_optimizers_are_found_wherever_the_code_has_them(made: Callab
     assert sorted(updated) == sorted(map(id, model.parameters()))
 
 
-@pytest.mark.parametrize("made", [by_method, by_hooks])
+@pytest.mark.parametrize("made", [by_method, by_cache, by_hooks])
 def test_optimizers_in_methods_and_hooks_train_as_eager_does(made: Callable[[nn.Module], Step]) -> None:
     model = net()
     other = copy.deepcopy(model)
