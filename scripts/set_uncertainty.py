@@ -27,8 +27,11 @@ import msgspec
 
 from gpusim.engine.fast import FastEngine
 from gpusim.formats.hardware import HardwareModel, Uncertainty, read_hardware, saved_frac
+from gpusim.formats.results import ResultCase
 from gpusim.io.files import write_document
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
+from gpusim.plan.schedule import Schedule
 from gpusim.validation.again import replayed_schedules
 
 NETWORKS = Path(__file__).resolve().parent.parent / "validate" / "networks"
@@ -71,15 +74,19 @@ class Case:
         """Predicted saving that widens its interval, as a share of the predicted time."""
         return saved_frac(self.predicted_ns, self.sequential_ns)
 
-    def within(self, uncertainty: Uncertainty) -> bool:
-        """Return whether the measured time lies within the interval."""
-        less, more = uncertainty.margins(
+    def margins(self, uncertainty: Uncertainty) -> tuple[float, float]:
+        """Return by which shares of its predicted time it may take less and more."""
+        return uncertainty.margins(
             self.predicted_ns,
             self.sequential_ns,
             2,
             may_lose_cache=self.may_lose_cache,
             less_known=self.less_known,
         )
+
+    def within(self, uncertainty: Uncertainty) -> bool:
+        """Return whether the measured time lies within the interval."""
+        less, more = self.margins(uncertainty)
         return self.predicted_ns * (1 - less) <= self.measured_ns <= self.predicted_ns * (1 + more)
 
 
@@ -101,20 +108,22 @@ def read_cases(files: Iterable[Path]) -> list[Case]:
                 continue
             if not case.outputs_equal:  # such a time is no evidence
                 continue
-            predicted_ns = engine.run(lower(graph, schedule), graph.hardware).makespan_ns
-            cases.append(
-                Case(
-                    case.trace,
-                    case.network,
-                    kind_of(case.network),
-                    case.measured_ns,
-                    predicted_ns,
-                    graph.sequential_ns,
-                    graph.may_lose_cache,
-                    graph.less_known,
-                )
-            )
+            cases.append(as_case(case, graph, schedule, engine))
     return cases
+
+
+def as_case(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEngine) -> Case:
+    """Return a case of a results file, predicted again."""
+    return Case(
+        case.trace,
+        case.network,
+        kind_of(case.network),
+        case.measured_ns,
+        engine.run(lower(graph, schedule), graph.hardware).makespan_ns,
+        graph.sequential_ns,
+        graph.may_lose_cache,
+        graph.less_known,
+    )
 
 
 def shares(cases: Sequence[Case]) -> list[float]:

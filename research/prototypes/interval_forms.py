@@ -125,22 +125,12 @@ def widths(cases: Sequence[Case], width: Callable[[Case], Uncertainty]) -> Itera
     """Yield the width of the interval of each case of a less known step, as a share of the predicted time."""
     for case in cases:
         if case.less_known:
-            yield sum(
-                width(case).margins(
-                    case.predicted_ns, case.sequential_ns, 2, may_lose_cache=case.may_lose_cache, less_known=True
-                )
-            )
+            yield sum(case.margins(width(case)))
 
 
 def is_gain(case: Case, uncertainty: Uncertainty) -> bool:
     """Return whether the interval of the speed-up excludes none."""
-    _, more = uncertainty.margins(
-        case.predicted_ns,
-        case.sequential_ns,
-        2,
-        may_lose_cache=case.may_lose_cache,
-        less_known=case.less_known,
-    )
+    _, more = case.margins(uncertainty)
     return case.predicted_ns * (1 + more) < case.sequential_ns
 
 
