@@ -61,7 +61,6 @@ class Case:
     measured_ns: int
     predicted_ns: int
     sequential_ns: float
-    may_lose_cache: bool
     less_known: bool
 
     @property
@@ -80,7 +79,6 @@ class Case:
             self.predicted_ns,
             self.sequential_ns,
             2,
-            may_lose_cache=self.may_lose_cache,
             less_known=self.less_known,
         )
 
@@ -121,7 +119,6 @@ def as_case(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEn
         case.measured_ns,
         engine.run(lower(graph, schedule), graph.hardware).makespan_ns,
         graph.sequential_ns,
-        graph.may_lose_cache,
         graph.less_known,
     )
 
@@ -216,7 +213,8 @@ def with_intervals(model: HardwareModel, uncertainty: Uncertainty, files: Sequen
     source = (
         f"{cases} replayed schedules of {', '.join(file.name for file in files)}, predicted by the rules of the day: "
         "the least at which 90 % lie within, a new step counted as outside (scripts/set_uncertainty.py, "
-        "research/2026-11-28-intervals.md); the form of the rules was chosen with most of them in sight"
+        "research/2026-11-28-intervals.md, research/2026-11-29-without-cache-frac.md); the form of the rules was "
+        "chosen with most of them in sight"
     )
     same = "as uncertainty.schedule_frac"
     sources = {

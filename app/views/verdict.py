@@ -99,7 +99,6 @@ def facts(summary: Summary) -> None:
         best.makespan_ns,
         summary.sequential_ns,
         best.streams,
-        may_lose_cache=verdict.may_lose_cache,
         other_kernels=verdict.other_kernels,
         less_known=verdict.less_known,
     )

@@ -216,11 +216,11 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     """The same for steps not mostly convolutional, if larger."""
     saving_frac: Fraction = 0.0
     """Their further error, as a share of the predicted saving."""
-    cache_frac: Fraction = 0.0
-    """Further slowdown on several streams where a step may lose the L2 cache, beyond predicted misses."""
     variants_frac: Fraction = 0.0
     """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
     lucky timings."""
+    cache_frac: Fraction = 0.0
+    """Unused; of earlier files."""
     products_frac: Fraction = 0.0
     """Unused; of earlier files."""
 
@@ -230,7 +230,6 @@ class Uncertainty(Document, frozen=True, kw_only=True):
         sequential_ns: float,
         streams: int,
         *,
-        may_lose_cache: bool = False,
         other_kernels: bool = False,
         less_known: bool = False,
         least_frac: float = 0.0,
@@ -245,8 +244,7 @@ class Uncertainty(Document, frozen=True, kw_only=True):
             return 0.0, more - 1
         error = max(self.schedule_frac, least_frac, self.less_known_frac if less_known else 0.0)
         doubt = self.saving_frac * saved_frac(predicted_ns, sequential_ns) if less_known else 0.0
-        cache = self.cache_frac if may_lose_cache else 0.0
-        return 1 - (1 - error) * (1 - doubt), (1 + error) * (1 + doubt) * (1 + cache) * more - 1
+        return 1 - (1 - error) * (1 - doubt), (1 + error) * (1 + doubt) * more - 1
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):
@@ -286,7 +284,6 @@ class HardwareModel(Document, frozen=True, kw_only=True):
         sequential_ns: float,
         streams: int,
         *,
-        may_lose_cache: bool = False,
         other_kernels: bool = False,
         less_known: bool = False,
     ) -> tuple[int, int]:
@@ -295,7 +292,6 @@ class HardwareModel(Document, frozen=True, kw_only=True):
             predicted_ns,
             sequential_ns,
             streams,
-            may_lose_cache=may_lose_cache,
             other_kernels=other_kernels,
             less_known=less_known,
         )

@@ -123,7 +123,7 @@ class OpGraph:
 
     @cached_property
     def may_lose_cache(self) -> bool:
-        """True if schedules on several streams may lose the L2 cache and take longer than predicted."""
+        """True if schedules on several streams may lose the L2 cache; `predicts_misses` says if that is predicted."""
         return self.memory_touched.may_lose_cache(self.hardware.memory)
 
     @property
@@ -159,7 +159,6 @@ class OpGraph:
             predicted_ns,
             self.sequential_ns,
             streams,
-            may_lose_cache=self.may_lose_cache,
             other_kernels=other_kernels,
             less_known=self.less_known,
         )

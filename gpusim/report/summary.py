@@ -45,7 +45,6 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     high: float
     text: str
     """Text of the verdict, without names of commands."""
-    may_lose_cache: bool
     other_kernels: bool = False
     less_known: bool = False
     unknown: bool = False
@@ -119,7 +118,6 @@ def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
         low=verdict.low,
         high=verdict.high,
         text=verdict.sentence,
-        may_lose_cache=verdict.may_lose_cache,
         other_kernels=verdict.other_kernels,
         less_known=verdict.less_known,
         unknown=verdict.unknown,

@@ -196,7 +196,7 @@ def _choose_within(
     plain, acting = [row for row in kept if row.plan is None], [row for row in kept if row.plan is not None]
     if not plain:
         return acting[0]
-    best = choose(plain, graph.hardware, sequential_ns, graph.may_lose_cache, graph.less_known)
+    best = choose(plain, graph.hardware, sequential_ns, graph.less_known)
     ahead = [row for row in acting if row.compared_ns < best.compared_ns * (1 - SEARCH_MARGIN)]
     return ahead[0] if ahead else best
 
@@ -205,7 +205,6 @@ def choose(
     rows: list[Row],
     hardware: HardwareModel,
     sequential_ns: int,
-    may_lose_cache: bool = False,
     less_known: bool = False,
 ) -> Row:
     """Return the row to recommend: as rows are compared, the best policy on captured kernels, or a schedule far ahead
@@ -221,7 +220,6 @@ def choose(
         fastest.makespan_ns,
         sequential_ns,
         fastest.streams,
-        may_lose_cache=may_lose_cache,
         other_kernels=fastest.schedule.has_variants,
         less_known=less_known,
     )

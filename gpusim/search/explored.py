@@ -235,7 +235,7 @@ def conclude(
             best.policy,
             best.streams,
             bound,
-            graph.may_lose_cache,
+            graph.may_lose_cache and not graph.predicts_misses,
             schedule.has_variants,
             verdict_rows(
                 graph,

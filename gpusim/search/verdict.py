@@ -112,8 +112,6 @@ class Verdict:
     the largest lower bound leaves.
     """
     text: str
-    may_lose_cache: bool = False
-    """True if the interval allows for a loss of the L2 cache."""
     other_kernels: bool = False
     """True if the schedule runs variants, for which the interval allows as well."""
     rows: tuple[VerdictRow, ...] = ()
@@ -147,7 +145,7 @@ def verdict(
     best_policy: str,
     streams: int,
     bound: Bounds,
-    may_lose_cache: bool = False,
+    misses_left_out: bool = False,
     other_kernels: bool = False,
     rows: tuple[VerdictRow, ...] = (),
     estimated: bool = False,
@@ -156,7 +154,8 @@ def verdict(
 ) -> Verdict:
     """Return the verdict on the best schedule found; `estimated` is True if no GPU has run the kernels.
 
-    `within_bytes` is the memory limit that it keeps by memory actions, if it has some.
+    `within_bytes` is the memory limit that it keeps by memory actions, if it has some. `misses_left_out` is True if the
+    step may lose the L2 cache and the prediction leaves out what that costs.
     """
     uncertainty = hardware.uncertainty
     speedup = sequential_ns / best_ns
@@ -165,12 +164,10 @@ def verdict(
         best_ns,
         sequential_ns,
         streams,
-        may_lose_cache=may_lose_cache,
         other_kernels=other_kernels,
         less_known=less_known,
     )
     less, more = margins(least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0)
-    cache = uncertainty.cache_frac if may_lose_cache and streams > 1 else 0.0
     less_known = less_known and streams > 1 and max(uncertainty.less_known_frac, uncertainty.saving_frac) > 0.0
     limit_ns, limit = bound.largest
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
@@ -184,11 +181,11 @@ def verdict(
     variants = uncertainty.variants_frac if other_kernels else 0.0
     if variants:
         source = f" It runs other kernels, which are less well known: it may take {variants:.1%} longer.{source}"
-    if cache:
+    if misses_left_out and streams > 1:
         source = (
-            f" Its memory fits the L2 cache on one stream and may not on several: it may take {cache:.0%} longer than "
-            "predicted."
-        ) + source
+            " Its memory fits the L2 cache on one stream and may not on several; what that costs is not predicted, as "
+            f"the model of {hardware.name} has no measured cache.{source}"
+        )
     if estimated:
         doubtful = f", so {ESTIMATED_GAIN_FRAC:.0%} of its time is in doubt" if streams > 1 else ""
         source = f" The kernels are estimated{doubtful}: capture the step on its GPU before you rely on this.{source}"
@@ -212,4 +209,4 @@ def verdict(
         )
     if unknown:
         rows = tuple(dataclasses.replace(row, advice=UNKNOWN_WAY) if row.what == "streams" else row for row in rows)
-    return Verdict(worth_it, speedup, low, high, text, cache > 0.0, other_kernels, rows, less_known, unknown)
+    return Verdict(worth_it, speedup, low, high, text, other_kernels, rows, less_known, unknown)

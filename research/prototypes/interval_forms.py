@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,31 +21,53 @@ from set_uncertainty import COVERED, Case, error_line, fitted, least_frac, read_
 from gpusim.formats.hardware import Uncertainty
 from gpusim.formats.results import newest_results
 from gpusim.quantiles import quantile
-from gpusim.validation.again import anchored_again, predict_again
+from gpusim.validation.again import anchored_again, predict_again, replayed_schedules
 
 #: Sets of other kinds, in the order in which they were measured.
 LATER = ("kinds", "blind_kinds", "blind_intervals")
 #: Fewest steps of a kind for a width of its own, in the form that has one.
 OWN = 2
+#: By how much further an interval reached on the slow side until 2026-11-29, where a step may lose the L2 cache.
+CACHE_FRAC = 0.06
 #: Width of one step, by the cases a form is fitted on.
 Fit = Callable[[Sequence[Case]], Callable[[Case], Uncertainty]]
 
 
-def known(cases: Sequence[Case], cache_frac: float) -> Uncertainty:
+@dataclass(frozen=True)
+class Widened(Case):
+    """A case of a step that may lose the L2 cache, with the interval of such steps until 2026-11-29."""
+
+    def margins(self, uncertainty: Uncertainty) -> tuple[float, float]:
+        """Return by which shares of its predicted time it may take less and more."""
+        less, more = super().margins(uncertainty)
+        return less, (1 + more) * (1 + CACHE_FRAC) - 1
+
+
+def exposed_steps(files: Iterable[Path]) -> set[str]:
+    """Return the steps of results files that may lose the L2 cache."""
+    return {case.trace for file in files for case, graph, _ in replayed_schedules(file) if graph.may_lose_cache}
+
+
+def widened(cases: Sequence[Case], exposed: Collection[str]) -> list[Case]:
+    """Return the cases, those of exposed steps widened."""
+    return [Widened(**vars(case)) if case.step in exposed else case for case in cases]
+
+
+def known(cases: Sequence[Case]) -> Uncertainty:
     """Return the fractions of mostly convolutional steps alone."""
-    base = Uncertainty(sequential_frac=0.0, schedule_frac=0.0, cache_frac=cache_frac)
+    base = Uncertainty(sequential_frac=0.0, schedule_frac=0.0)
     return fitted([case for case in cases if not case.less_known], base)
 
 
 def before(_: Sequence[Case]) -> Callable[[Case], Uncertainty]:
     """Return the fractions of 2026-11-24."""
-    base = Uncertainty(sequential_frac=0.0, schedule_frac=0.031, saving_frac=0.367, cache_frac=0.06)
+    base = Uncertainty(sequential_frac=0.0, schedule_frac=0.031, saving_frac=0.367)
     return lambda case: base
 
 
-def of_kinds(cases: Sequence[Case], cache_frac: float) -> Callable[[Case], Uncertainty]:
+def of_kinds(cases: Sequence[Case]) -> Callable[[Case], Uncertainty]:
     """Return the form of 2026-11-24 fitted anew: all kinds weigh the same, and one more kind counts as outside."""
-    base = known(cases, cache_frac)
+    base = known(cases)
     others = [case for case in cases if case.less_known]
     steps = {kind: {case.step for case in others if case.kind == kind} for kind in {case.kind for case in others}}
     count = sum(map(len, steps.values()))
@@ -60,17 +83,17 @@ def of_kinds(cases: Sequence[Case], cache_frac: float) -> Callable[[Case], Uncer
     return lambda case: wider
 
 
-def one(cases: Sequence[Case], cache_frac: float, field: str) -> Callable[[Case], Uncertainty]:
+def one(cases: Sequence[Case], field: str) -> Callable[[Case], Uncertainty]:
     """Return one fraction of the time or of the saving, by steps."""
-    base = known(cases, cache_frac)
+    base = known(cases)
     others = [case for case in cases if case.less_known]
     wider = replace(base, **{field: least_frac(others, lambda case, f: case.within(replace(base, **{field: f})))})
     return lambda case: wider
 
 
-def own(cases: Sequence[Case], cache_frac: float) -> Callable[[Case], Uncertainty]:
+def own(cases: Sequence[Case]) -> Callable[[Case], Uncertainty]:
     """Return the 90 % quantile of a kind's absolute errors if it has enough steps, else one width by steps."""
-    shared = one(cases, cache_frac, "less_known_frac")(cases[0])
+    shared = one(cases, "less_known_frac")(cases[0])
     widths: dict[str, Uncertainty] = {}
     for kind in {case.kind for case in cases}:
         of_kind = [case for case in cases if case.kind == kind and case.less_known]
@@ -80,23 +103,24 @@ def own(cases: Sequence[Case], cache_frac: float) -> Callable[[Case], Uncertaint
     return lambda case: widths.get(case.kind, shared)
 
 
-def line(cases: Sequence[Case], cache_frac: float) -> Callable[[Case], Uncertainty]:
+def line(cases: Sequence[Case]) -> Callable[[Case], Uncertainty]:
     """Return the form of `scripts/set_uncertainty.py`."""
-    wider = fitted(cases, known(cases, cache_frac))
+    wider = fitted(cases, known(cases))
     return lambda case: wider
 
 
-FORMS: dict[str, Fit] = {
-    "2026-11-24, as set then": before,
-    "2026-11-24, fitted today": partial(of_kinds, cache_frac=0.06),
-    "share of the saving, by steps": partial(one, cache_frac=0.06, field="saving_frac"),
-    "share of the saving, by steps, no `cache_frac`": partial(one, cache_frac=0.0, field="saving_frac"),
-    "share of the time, by steps": partial(one, cache_frac=0.06, field="less_known_frac"),
-    "share of the time, by steps, no `cache_frac`": partial(one, cache_frac=0.0, field="less_known_frac"),
-    "own width of a kind with two steps": partial(own, cache_frac=0.06),
-    "own width of a kind with two steps, no `cache_frac`": partial(own, cache_frac=0.0),
-    "line of the saving, by steps": partial(line, cache_frac=0.06),
-    "line of the saving, by steps, no `cache_frac`": partial(line, cache_frac=0.0),
+#: Fit of each form, and whether steps that may lose the L2 cache are widened.
+FORMS: dict[str, tuple[Fit, bool]] = {
+    "2026-11-24, as set then": (before, True),
+    "2026-11-24, fitted today": (of_kinds, True),
+    "share of the saving, by steps": (partial(one, field="saving_frac"), True),
+    "share of the saving, by steps, no `cache_frac`": (partial(one, field="saving_frac"), False),
+    "share of the time, by steps": (partial(one, field="less_known_frac"), True),
+    "share of the time, by steps, no `cache_frac`": (partial(one, field="less_known_frac"), False),
+    "own width of a kind with two steps": (own, True),
+    "own width of a kind with two steps, no `cache_frac`": (own, False),
+    "line of the saving, by steps": (line, True),
+    "line of the saving, by steps, no `cache_frac`": (line, False),
 }
 
 
@@ -151,30 +175,38 @@ def near_the_best() -> Iterator[str]:
         yield f"near the best, {step}: {sum(within) / len(within):.0%} of {len(within)} within"
 
 
+def row(name: str, fit: Fit, of_set: dict[str, list[Case]]) -> str:
+    """Return the row of a form."""
+    cases = [case for each in of_set.values() for case in each]
+    others = [case for set_name in LATER for case in of_set[set_name]]
+    network = left_out(fit, cases, lambda case: case.network)
+    kind = left_out(fit, cases, lambda case: case.kind)
+    ahead: list[str] = []
+    for number, later in enumerate(LATER):
+        width = fit([case for each, of_one in of_set.items() if each not in LATER[number:] for case in of_one])
+        ahead.append(f"{sum(case.within(width(case)) for case in of_set[later]) / len(of_set[later]):.0%}")
+    return (
+        f"| {name} | {statistics.median(widths(cases, fit(cases))):.1%} | {share(network, cases):.0%} "
+        f"| {share(network, others):.0%} | {least(network, cases)} | {least(kind, cases)} | {', '.join(ahead)} |"
+    )
+
+
 def main(*files: str) -> None:
     """Print a table: a row for each form."""
     of_set = {Path(file).name.partition("_h200")[0]: read_cases([Path(file)]) for file in files}
-    cases = [case for each in of_set.values() for case in each]
-    others = [case for name in LATER for case in of_set[name]]
-    print(f"{len(cases)} schedules, {len(others)} of {', '.join(LATER)}")
+    exposed = exposed_steps(map(Path, files))
+    wider_of_set = {name: widened(each, exposed) for name, each in of_set.items()}
+    cases = [case for each in wider_of_set.values() for case in each]
+    print(f"{len(cases)} schedules, {sum(len(of_set[name]) for name in LATER)} of {', '.join(LATER)}")
     print("| form | median width | all | other kinds | least kind | its kind left out | on earlier sets |")
     print("|---|--:|--:|--:|--:|--:|--:|")
-    for name, fit in FORMS.items():
-        network = left_out(fit, cases, lambda case: case.network)
-        kind = left_out(fit, cases, lambda case: case.kind)
-        ahead: list[str] = []
-        for number, later in enumerate(LATER):
-            width = fit([case for one, each in of_set.items() if one not in LATER[number:] for case in each])
-            ahead.append(f"{sum(case.within(width(case)) for case in of_set[later]) / len(of_set[later]):.0%}")
-        print(
-            f"| {name} | {statistics.median(widths(cases, fit(cases))):.1%} | {share(network, cases):.0%} "
-            f"| {share(network, others):.0%} | {least(network, cases)} | {least(kind, cases)} | {', '.join(ahead)} |"
-        )
-    print(f"the form of 2026-11-24, fitted today: {of_kinds(cases, 0.06)(cases[0]).saving_frac:.1%} of the saving")
-    old, new = before(cases)(cases[0]), line(cases, 0.06)(cases[0])
+    for name, (fit, wide) in FORMS.items():
+        print(row(name, fit, wider_of_set if wide else of_set))
+    print(f"the form of 2026-11-24, fitted today: {of_kinds(cases)(cases[0]).saving_frac:.1%} of the saving")
+    old, new = before(cases)(cases[0]), line(cases)(cases[0])
     for name in LATER:
-        print(f"{name}: {share({c: c.within(new) for c in of_set[name]}, of_set[name]):.0%} within, fitted on all")
-    within = left_out(partial(line, cache_frac=0.06), cases, lambda case: case.network)
+        print(f"{name}: {share({c: c.within(new) for c in cases}, wider_of_set[name]):.0%} within, fitted on all")
+    within = left_out(line, cases, lambda case: case.network)
     for step in sorted({case.step for case in cases}):
         if (held := share(within, of_step := [case for case in cases if case.step == step])) < 0.75:
             print(f"{step}: {held:.0%} of {len(of_step)} within, its network left out")

@@ -134,11 +134,16 @@ def test_number_that_an_older_file_leaves_out_needs_no_source(tmp_path: Path) ->
     assert read_hardware(written(tmp_path, older)).graph.busy_ns == 0.0
 
 
-def test_number_that_no_rule_uses_any_more_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["cache_frac", "products_frac"])
+def test_number_that_no_rule_uses_any_more_is_read_and_changes_no_interval(tmp_path: Path, field: str) -> None:
     older = document("h200")
-    older["uncertainty"]["products_frac"] = 0.12
-    older["sources"]["uncertainty.products_frac"] = "replayed schedules"
-    assert read_hardware(written(tmp_path, older)).uncertainty.products_frac == 0.12
+    older["uncertainty"][field] = 0.12
+    older["sources"][f"uncertainty.{field}"] = "replayed schedules"
+    read = read_hardware(written(tmp_path, older))
+    assert getattr(read.uncertainty, field) == 0.12
+    assert read.interval_ns(1000, 1500, 2, less_known=True) == MODELS["h200"].interval_ns(
+        1000, 1500, 2, less_known=True
+    )
 
 
 def test_source_of_a_section_covers_its_fields(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def cases_of(step: str, late: list[float], less_known: bool = False, saved: floa
     """Return schedules predicted at 1,000,000 ns, late by these shares; the saving is a share of that time, too."""
     make = script("set_uncertainty").Case
     measured_ns = [round(1e6 * (1 + each)) for each in late]
-    return [make(step, step, "a kind", ns, 1_000_000, 1e6 * (1 + saved), False, less_known) for ns in measured_ns]
+    return [make(step, step, "a kind", ns, 1_000_000, 1e6 * (1 + saved), less_known) for ns in measured_ns]
 
 
 def test_steps_weigh_the_same_however_many_schedules_they_have() -> None:

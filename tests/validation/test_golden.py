@@ -91,9 +91,7 @@ def of_other_kinds() -> dict[str, list[bool]]:
 
 
 def test_intervals_of_other_kinds_hold_nine_of_ten_measured_times_and_three_of_four_of_each_kind() -> None:
-    """They were set on all of these but CrossViT and CoAtNet: no evidence, but it says when a rule has made them too
-    wide or narrow.
-    """
+    """They were set on all of these: no evidence, but it says when a rule has made them too wide or narrow."""
     within = of_other_kinds()
     held = [each for of_kind in within.values() for each in of_kind]
     assert 0.85 <= sum(held) / len(held) <= 0.95

@@ -29,7 +29,6 @@ REMEASURED = ("graph", "stream", "copies", "contention", "memory", "uncertainty"
 #: Constants that calibration keeps: measured by an experiment of its own, or chosen with the others fitted for each
 #: value (research/2026-11-23-fidelity.md, research/2026-11-23-calibration.md).
 KEPT = (
-    "uncertainty.cache_frac",
     "uncertainty.less_known_frac",
     "uncertainty.saving_frac",
     "uncertainty.variants_frac",
@@ -125,7 +124,6 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         uncertainty=Uncertainty(
             sequential_frac=best_fit.p90,
             schedule_frac=best_fit.p90,
-            cache_frac=base.uncertainty.cache_frac,
             less_known_frac=base.uncertainty.less_known_frac,
             saving_frac=base.uncertainty.saving_frac,
             variants_frac=base.uncertainty.variants_frac,
