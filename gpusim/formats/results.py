@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -28,6 +29,8 @@ Kernels = Literal["captured", "chosen", "inductor"]
 #: Recipe and date are parts of file names: none leads to another folder.
 RecipeName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
 Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$(?!\n)")]
+#: Most processes of one schedule.
+MAX_PROCESSES: Final = 100
 #: Baselines of an optimized step.
 Baseline = Literal[
     "eager",
@@ -45,7 +48,7 @@ class ProcessTimes(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Median time, in ns."""
     sequential_ns: PositiveNanoseconds
     """Median time of the sequential graph in the same process, in ns."""
-    date: str
+    date: Day
     gpu_id: str = ""
     """Identifier of this GPU; empty if unknown."""
     gpusim: str = ""
@@ -122,9 +125,14 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Time of each stage of `optimize_s`, in s."""
     compiled_before: bool = False
     """True if Triton's cache held kernels when `gpusim.optimize` began, which then took less than a first start."""
-    processes: tuple[ProcessTimes, ...] = ()
+    processes: Annotated[tuple[ProcessTimes, ...], Meta(max_length=MAX_PROCESSES)] = ()
     """Each process that measured the schedule. Of several, `measured_ns` is the median and `interval_ns` the range.
     Empty in files up to 2026-11-29."""
+
+    @property
+    def sequential_times_ns(self) -> tuple[int, ...]:
+        """Time of the sequential graph in each process, in ns: it has two states, which a median of processes hides."""
+        return tuple(process.sequential_ns for process in self.processes) or (self.sequential_ns,)
 
     @property
     def outputs(self) -> str:
@@ -176,8 +184,14 @@ class Results(Document, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file. Raises `MeasurementError`."""
-    return read_document(path, Results, SCHEMA, MeasurementError)
+    """Read a results file. Raises `MeasurementError`, also where a time is not the median of its processes."""
+    results = read_document(path, Results, SCHEMA, MeasurementError)
+    for number, case in enumerate(results.cases):
+        measured_ns = [process.measured_ns for process in case.processes]
+        if measured_ns and case.measured_ns != round(statistics.median(measured_ns)):
+            problem = f"the median of these processes is not measured_ns, {case.measured_ns}"
+            raise MeasurementError(str(path), problem, place=f"$.cases[{number}].processes")
+    return results
 
 
 def read_all_results(folder: Path, pattern: str = "*.json") -> dict[str, Results]:

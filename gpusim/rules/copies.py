@@ -10,8 +10,9 @@ before its other predecessors.
 A memset of less than `SMALL_MEMSET_BYTES` also runs on a copy engine: one that starts during a copy to the host takes
 `memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. In a CUDA graph, one between copies takes `memset_d2h_ns`
 longer, too, once a copy has started and while at least `MANY_PENDING` have yet to. Larger ones do not wait.
-The slower copies are those of a graph that the driver runs on several streams. One whose nodes are a chain runs on one:
-its copies and memsets take as long as alone (`in_chain`, research/2026-11-29-copies-and-streams.md).
+Copies of most graphs are slow, and the cause is open: large kernels on several streams of the driver's are part of it.
+A graph whose nodes are a chain runs on one stream, and its copies and memsets take as long as alone (`in_chain`,
+research/2026-11-29-copies-and-streams.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
 (`gpusim.gpu.calibrate.copies`), profiled replays of memory plans, and memsets of 96 bytes and of 1 MiB in turns with
 kernels, beside copies (`gpusim.gpu.calibrate.memsets`). Constants: `Copies.h2d_bytes_per_ns`, `d2h_bytes_per_ns`,

@@ -111,6 +111,40 @@ def test_broken_results_file_is_one_line(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+PROCESS = {"measured_ns": 100, "sequential_ns": 150, "date": "2026-11-29"}
+
+
+@pytest.mark.parametrize(
+    ("processes", "problem"),
+    [
+        ([PROCESS, PROCESS | {"measured_ns": 104}], r"cases\[0\]\.processes: the median .* is not measured_ns, 100"),
+        ([PROCESS] * 101, r"cases\[0\]\.processes: Expected `array` of length <= 100"),
+        ([PROCESS | {"date": "tomorrow"}], r"cases\[0\]\.processes\[0\]\.date: Expected `str` matching regex"),
+        ([PROCESS | {"measured_ns": 0}], r"cases\[0\]\.processes\[0\]\.measured_ns: Expected `int` >= 1"),
+    ],
+)
+def test_processes_that_cannot_be_are_refused(processes: list[Any], problem: str, results: Any, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    document = json.loads(path.read_text())
+    document["cases"][0]["processes"] = processes
+    path.write_text(json.dumps(document))
+    with pytest.raises(MeasurementError, match=problem):
+        read_results(path)
+
+
+def test_a_time_is_the_median_of_its_processes_and_both_states_of_the_graph_are_kept(
+    results: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    document = json.loads(path.read_text())
+    other = PROCESS | {"measured_ns": 100, "sequential_ns": 170}
+    document["cases"][0]["processes"] = [PROCESS, other]
+    path.write_text(json.dumps(document))
+    with_processes, without = read_results(path).cases
+    assert with_processes.sequential_times_ns == (150, 170)
+    assert without.sequential_times_ns == (150,)
+
+
 def test_the_newest_results_are_those_of_the_latest_date_and_of_this_recipe_alone(tmp_path: Path) -> None:
     """Names of recipes begin alike, and a file of schedules lies beside each."""
     names = ("a_h200_20251231", "a_h200_20260101", "a_b_h200_20270101", "a_a100_20270101", "a_h200_20260102.pairs")

@@ -136,7 +136,7 @@ def test_blind_errors_are_those_of_the_results(recipe: str, claim: str) -> None:
 
 
 def test_known_networks_that_are_left_out_or_seldom_within_the_interval_are_named() -> None:
-    """The groups of less than half of the schedules within it, and the largest error of a network that was fitted."""
+    """Steps with less than three quarters of their schedules within it, and the largest error of a fitted network."""
     fair = cases("fair")
     fitted = fidelity(case for case in fair if case.fitted)
     assert fitted is not None
@@ -146,12 +146,12 @@ def test_known_networks_that_are_left_out_or_seldom_within_the_interval_are_name
     assert f"densenet-121 came out up to {largest} too slow" in prose("README.md")
     assert f"(known ones: {largest} at most)" in prose("docs/accuracy.md")
     shares = {name: found.covered for name, of_step in by_step(fair).items() if (found := fidelity(of_step))}
-    seldom = {name: f"{100 * share:.0f}" for name, share in shares.items() if share is not None and share < 0.5}
-    assert list(seldom) == ["densenet121-train-b8", "inception_v3-train-b32"]
-    dense, more = seldom.values()
+    seldom = {name: f"{100 * share:.0f}" for name, share in shares.items() if share is not None and share < 0.75}
+    assert list(seldom) == ["inception_v3-train-b8", "densenet121-train-b8", "inception_v3-train-b32"]
+    eight, dense, more = seldom.values()
     assert f"with {dense} % of its schedules within the 90 % interval" in prose("README.md")
-    assert f"of inception-v3's, at 32 images, {more} % are" in prose("README.md")
-    assert f"in training, {dense} % are within the interval, of inception-v3's at 32 images {more} %" in (
+    assert f"of inception-v3's, {eight} and {more} % are, at 8 and 32 images" in prose("README.md")
+    assert f"in training, {dense} % are within the interval, of inception-v3's in training {eight} and {more} %" in (
         prose("CHANGELOG.md")
     )
 
@@ -438,7 +438,8 @@ def test_memory_plans_on_several_streams_are_as_good_as_the_changelog_says() -> 
     assert max(now.shares) < 0.5
     assert f"they take {now.in_words} of the sequential graph that keeps all, {now.faster} than it takes" in text
     times = rounded_up(max(abs(run["predicted_ns"] / run["schedule"]["median_ns"] - 1) for run in now.runs))
-    assert f"peaks are at most {max(now.over):.1f} % over the prediction, times within {times} %" in text
+    under = [-each for each in now.over]
+    assert f"peaks are {min(under):.1f} to {max(under):.1f} % under the prediction, times within {times} %" in text
     assert len(before.runs) == 6
     earlier = f"six earlier ones took {before.in_words}, {before.faster}, with peaks"
     assert f"{earlier} up to {max(before.over):.1f} % over the prediction" in text
