@@ -139,8 +139,8 @@ def test_fair_comparison_is_that_of_the_hand_worked_step(tmp_path: Path, monkeyp
     ]
     write_results(make_results(cases, recipe="fair"), tmp_path)
     captured, chosen = page.fair()[-2:]
-    assert captured == "|captured|1|1.00x|2.22x|1.106 (1.106 to 1.106)|1.111 (1)|"
-    assert chosen == "|chosen|1|1.25x|2.02x|0.900 (0.900 to 0.900)|0.900 (0)|"
+    assert captured == "|captured|1.00x|2.22x|1, 1.106 (1.106 to 1.106)|1.111 (1)|"
+    assert chosen == "|chosen|1.25x|2.02x|1, 0.900 (0.900 to 0.900)|0.900 (0)|"
 
 
 def test_page_without_markers_is_one_line_with_its_name() -> None:
