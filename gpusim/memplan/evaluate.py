@@ -17,7 +17,7 @@ from gpusim.memplan.program import Program, op_streams_of, program_of
 from gpusim.memplan.storages import Storages
 from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
-from gpusim.rules.copies import in_chain
+from gpusim.rules.copies import NONE_IN_CHAIN
 from gpusim.trace.store import structure_hash
 
 
@@ -95,7 +95,8 @@ class MemoryEvaluator:
         lowered = lower_program(self.graph, self.storages, program, copies=copies, memory=memory)
         hardware = self.graph.hardware
         if lowered.is_chain:
-            hardware = msgspec.structs.replace(hardware, copies=in_chain(hardware.copies))
+            copies_alone = msgspec.structs.replace(hardware.copies, **dict.fromkeys(NONE_IN_CHAIN, 0.0))
+            hardware = msgspec.structs.replace(hardware, copies=copies_alone)
         timeline = self.engine.run(lowered.plan, hardware)
         check_timeline(lowered, timeline.start_ns, timeline.end_ns, self.storages)
         return timeline

@@ -11,7 +11,7 @@ A memset of less than `SMALL_MEMSET_BYTES` also runs on a copy engine: one that 
 `memset_d2h_ns` longer, to the device or both `memset_h2d_ns`. In a CUDA graph, one between copies takes `memset_d2h_ns`
 longer, too, once a copy has started and while at least `MANY_PENDING` have yet to. Larger ones do not wait.
 Copies of most graphs are slow, and the cause is open: large kernels on several streams of the driver's are part of it.
-A graph whose nodes are a chain runs on one stream, and its copies and memsets take as long as alone (`in_chain`,
+A graph whose nodes are a chain runs on one stream, and its copies and memsets take as long as alone (`NONE_IN_CHAIN`,
 research/2026-11-29-copies-and-streams.md).
 Source: copies of several sizes on an H200, single, in pairs, concurrent with kernels and alternating with them
 (`gpusim.gpu.calibrate.copies`), profiled replays of memory plans, and memsets of 96 bytes and of 1 MiB in turns with
@@ -23,8 +23,6 @@ trace may have bandwidths of its own machine (`gpusim.plan.anchor`).
 from __future__ import annotations
 
 from typing import Final
-
-import msgspec
 
 from gpusim.formats.hardware import Copies
 from gpusim.units import KIB
@@ -38,15 +36,13 @@ SMALL_MEMSET_BYTES: Final = 64 * KIB
 #: fast as without copies, whatever waits (research/2026-11-26-memsets.md).
 MANY_PENDING: Final = 3
 
+#: Constants that are 0 for a graph in which each node waits for the one before it.
+NONE_IN_CHAIN: Final = ("copy_slowdown", "memset_d2h_ns", "memset_h2d_ns")
+
 
 def full_bytes_per_ns(copies: Copies, to_device: bool) -> float:
     """Return the bandwidth of a direction alone, in bytes per ns."""
     return copies.h2d_bytes_per_ns if to_device else copies.d2h_bytes_per_ns
-
-
-def in_chain(copies: Copies) -> Copies:
-    """Return the constants for a graph in which each node waits for the one before it."""
-    return msgspec.structs.replace(copies, copy_slowdown=0.0, memset_d2h_ns=0.0, memset_h2d_ns=0.0)
 
 
 def work_bytes(copies: Copies, copy_bytes: float, to_device: bool) -> float:
