@@ -1,0 +1,26 @@
+"""Pages in lower case and measured cases, for tests of claims."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from gpusim.formats.results import ResultCase, newest_results, read_results
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "validate" / "results"
+
+
+def prose(name: str) -> str:
+    """Return a page in lower case, with single spaces."""
+    return re.sub(r"\s+", " ", (ROOT / name).read_text(encoding="utf-8")).lower()
+
+
+def rounded_up(error: float) -> float:
+    """Return an error in percent, rounded up to a tenth."""
+    return math.ceil(error * 1000) / 10
+
+
+def cases(recipe: str) -> tuple[ResultCase, ...]:
+    return read_results(newest_results(RESULTS, recipe)).cases
