@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import msgspec
@@ -25,6 +26,7 @@ from gpusim.memplan.profile import BytesProfile
 from gpusim.memplan.storages import Storages
 from gpusim.memplan.times import Link, OpTimes, Room, first_needs, last_forward_places, place_copies
 from gpusim.plan.graph import OpGraph
+from gpusim.trace.store import load_trace
 from gpusim.units import MIB, parse_bytes
 from tests.support.helpers import Step, kernel, make_hardware, make_trace
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, with_bytes
@@ -228,3 +230,13 @@ def test_another_order_counts_only_where_it_saves_memory() -> None:
     needs = needs_at_once(setting.storages)
     assert needs[3] == MIB + SIZE + SIZE + MIB + 8 * SIZE  # x, w, g, d, workspace
     assert max(needs_at_once(setting.storages, (0, 1, 3, 2, 4))) == needs[3] - SIZE
+
+
+def test_smallest_budget_without_pinned_memory_counts_published_recomputation() -> None:
+    """Guards the message: a policy's plan kept 431 MiB where 454 was named as the smallest."""
+    graph = OpGraph.build(load_trace("resnet50-train-b8"), make_hardware())
+    planner = LeastTime(Setting(graph, Storages.of(graph.trace), pinned_bytes=0))
+    assert planner.smallest.peak_bytes < planner.least_peak.peak_bytes
+    published = list(planner.of_others(planner.smallest.peak_bytes, math.inf))
+    assert planner.smallest.peak_bytes <= min(each.peak_bytes for each in published)
+    assert planner.best(planner.smallest.peak_bytes)

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import product
+from itertools import chain, product
 from math import inf
 
 import numpy as np
@@ -465,13 +465,16 @@ class LeastTime:
 
     @cached_property
     def smallest(self) -> _Planned:
-        """The plan of smallest peak found, also by rule 7."""
+        """The plan of smallest peak found by rules 2, 3 and 7; with little pinned memory by published policies, too."""
+        # With all that is needed, they reached no smaller peak on three steps, and took longer than the rest together.
+        limited = self.setting.pinned_bytes is not None
         smallest, below_bytes = self.least_peak, LowerBound(self.evaluator).least_bytes
         for _ in range(HALVINGS):
             if smallest.peak_bytes <= below_bytes:
                 break
             budget_bytes = (below_bytes + smallest.peak_bytes) // 2
-            found = next(self.beyond(budget_bytes), None)
+            of_others = self.of_others(budget_bytes, inf) if limited else ()
+            found = next(chain(self.candidates(budget_bytes), self.beyond(budget_bytes), of_others), None)
             if found is None:
                 below_bytes = budget_bytes
             else:
