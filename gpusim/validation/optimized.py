@@ -58,7 +58,7 @@ def optimize_cases(
     make_folder(folder, "results")
     errors: list[GpusimError] = []
     begin = perf_counter()
-    for case in cases:
+    for number, case in enumerate(cases, 1):
         results = _newest(recipe, folder)
         if results is not None and any(_is_done(row, case, recipe) for row in results.cases):
             say(f"measured before: {case.trace_name}")
@@ -69,7 +69,7 @@ def optimize_cases(
             errors.append(RecipeError(recipe.name, f"has no case that can be measured in {within_s:g} s"))
             continue
         row = None if results is None else next((row for row in results.cases if _is_whole(row, case, recipe)), None)
-        asked = asked_of(case, recipe, left_s, row)
+        asked = asked_of(case, recipe, left_s, row, last=number == len(cases))
         doing = "optimizing" if row is None else f"adding {', '.join((*asked.peers, *asked.further))} to"
         say(f"{doing} {case.trace_name}")
         try:
@@ -115,10 +115,18 @@ class Keeper:
         write_results(_with(results, row, self.recipe, measured, self.command), self.folder)
 
 
-def asked_of(case: Case, recipe: Recipe, within_s: float | None = None, before: ResultCase | None = None) -> Asked:
+def asked_of(
+    case: Case,
+    recipe: Recipe,
+    within_s: float | None = None,
+    before: ResultCase | None = None,
+    *,
+    last: bool = False,
+) -> Asked:
     """Return the options of a case's measurement; with the row of an earlier run, those of the baselines it lacks.
 
-    Such a baseline may take all the time that is left: what a compiler has tuned until then is in its own cache.
+    Such a baseline, or one of the last case of a run with a time limit, may take all the time that is left: the rest is
+    in the results by then, and what a compiler has tuned is in its own cache.
     """
     from gpusim.gpu.optimize.measure import FURTHER_S, Asked
 
@@ -140,7 +148,7 @@ def asked_of(case: Case, recipe: Recipe, within_s: float | None = None, before: 
         budget_s=recipe.budget_s,
         seed=recipe.seed,
         within_s=within_s,
-        further_s=FURTHER_S if before is None else later_s,
+        further_s=later_s if before is not None or (last and within_s is not None) else FURTHER_S,
     )
 
 

@@ -172,6 +172,14 @@ def test_a_later_run_adds_only_the_baselines_that_are_missing(tmp_path: Path, mo
     assert row.baseline_peak_bytes["torch_compile_max_autotune"] == 2000
 
 
+def test_slow_baselines_of_the_last_case_may_take_all_the_time_that_is_left(tmp_path: Path) -> None:
+    recipe = read_recipe(recipe_file(tmp_path))
+    case = recipe.case[0]
+    assert running.asked_of(case, recipe, 400.0, last=True).further_s == 400.0 - running.LEAST_CASE_S
+    assert running.asked_of(case, recipe, 400.0).further_s == measuring.FURTHER_S
+    assert running.asked_of(case, recipe, None, last=True).further_s == measuring.FURTHER_S
+
+
 def test_a_row_of_an_interrupted_run_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has few rounds and no deviations: nothing is added to it, and its time does not stay."""
     recipe = read_recipe(recipe_file(tmp_path))
