@@ -17,7 +17,7 @@ from time import perf_counter_ns
 import torch
 
 from gpusim.errors import CaptureError
-from gpusim.formats.trace import Kernel
+from gpusim.formats.trace import Gpu, Kernel
 from gpusim.gpu.profiling import exported_events, kernel_of, profiled
 from gpusim.units import GIB, KIB, NS_PER_US
 
@@ -55,6 +55,11 @@ def spin_cycles(target_us: float) -> int:
     long = 4_000_000
     per_cycle = (event_ns(lambda: torch.cuda._sleep(2 * long)) - event_ns(lambda: torch.cuda._sleep(long))) / long
     return round(target_us * NS_PER_US / per_cycle)
+
+
+def clock_mhz(facts: Gpu) -> int:
+    """Return the SM clock that the driver reports under load, or where it reports none, that of a spin kernel."""
+    return facts.sm_clock_mhz or round(spin_cycles(1000) / 1000)
 
 
 def graph_of(stages: Sequence[Branches]) -> torch.cuda.CUDAGraph:

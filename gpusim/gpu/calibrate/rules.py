@@ -12,19 +12,17 @@ from gpusim.formats.rules import SCHEMA, Rules
 from gpusim.gpu.calibrate.block_kernels import BlockBench
 from gpusim.gpu.calibrate.dispatcher_rules import rules
 from gpusim.gpu.calibrate.hyper_q import measure_hyper_q
+from gpusim.gpu.calibrate.microbench import clock_mhz
 from gpusim.gpu.calibrate.start_interference import check_interference
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.version import code_version
-
-#: SM clock assumed where the driver does not report one.
-ASSUMED_MHZ = 1980
 
 
 def check_rules(hardware: HardwareModel, command: str, say: Callable[[str], None] = lambda _: None) -> Rules:
     """Run all experiments on the current GPU; `hardware` has its limits. Raises `GpuError` without a GPU."""
     require_gpu()
     facts = gpu_facts(lambda: torch.cuda._sleep(2_000_000))
-    checked = list(rules(BlockBench(facts.sm_clock_mhz or ASSUMED_MHZ), hardware.limits, say))
+    checked = list(rules(BlockBench(clock_mhz(facts)), hardware.limits, say))
     say("start interference")
     checked.append(check_interference())
     return Rules(
