@@ -106,17 +106,28 @@ class ChunkCode:
     chunk: str
     sink: str
     mask: int = 0
-    """Last index of the memory to read, in units of one read."""
+    """Last index of the memory to read, in units of one read; a power of two, less 1."""
     chunk_bytes: int = 0
     """Bytes that a warp reads per chunk."""
+    cached: bool = False
+    """True if it must find its memory in the L2 cache."""
 
     @property
     def source(self) -> str:
         return _WORK_SOURCE.replace("SETUP", self.setup).replace("CHUNK", self.chunk).replace("SINK", self.sink)
 
+    def mask_within(self, cache_bytes: int) -> int:
+        """Return the mask on a GPU with this L2 cache: halved until the memory of cached work is well within it."""
+        mask, read_bytes = self.mask, L2_BYTES
+        while self.cached and LEAST_CACHES * read_bytes > cache_bytes:
+            mask, read_bytes = mask >> 1, read_bytes >> 1
+        return mask
 
-#: Memory that work reads, in bytes: far more than the L2 cache holds, and well within it.
+
+#: Memory that work reads, in bytes: far more than the L2 cache holds, and well within it. A small cache gets less.
 DRAM_BYTES, L2_BYTES = 4096 * MIB, 16 * MIB
+#: Least size of the L2 cache, in sizes of what work reads of it.
+LEAST_CACHES = 3
 
 WORK: Final[Mapping[str, ChunkCode]] = {
     "fma": ChunkCode(
@@ -132,7 +143,7 @@ WORK: Final[Mapping[str, ChunkCode]] = {
         f"for (int i = 0; i < 4; i++) asm volatile({_MMA}); }}",
         "d[0][0] + d[1][1] + d[2][2] + d[3][3] == 12345.678f",
     ),
-    "l2": ChunkCode(*_MEMORY, mask=L2_BYTES // 16 - 1, chunk_bytes=4096),
+    "l2": ChunkCode(*_MEMORY, mask=L2_BYTES // 16 - 1, chunk_bytes=4096, cached=True),
     "dram": ChunkCode(*_MEMORY, mask=DRAM_BYTES // 16 - 1, chunk_bytes=4096),
     "latency": ChunkCode(
         "unsigned at = (blockIdx.x * blockDim.x + threadIdx.x) & mask;",
@@ -140,6 +151,7 @@ WORK: Final[Mapping[str, ChunkCode]] = {
         "at == 0xffffffffu",
         mask=L2_BYTES // 4 - 1,
         chunk_bytes=512,
+        cached=True,
     ),
 }
 
@@ -182,7 +194,9 @@ class BlockBench:
         self.data: torch.Tensor | None = None
         self.timer_sms: frozenset[int] = frozenset()
         """SMs that held the timers of the last `place`."""
-        self.sms: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.sms: int = properties.multi_processor_count
+        self.cache_bytes: int = properties.L2_cache_size
         self._launch(0, Hold(1, 32, 1))
         torch.cuda.synchronize()
 
@@ -331,7 +345,7 @@ class BlockBench:
     ) -> None:
         """Launch a work kernel that starts once `total` blocks are resident; `skew` is its first place in memory."""
         kind, blocks, warps = part
-        mask = WORK[kind].mask
+        mask = WORK[kind].mask_within(self.cache_bytes)
         self.work[kind](
             grid=(blocks, 1, 1),
             block=(32 * warps, 1, 1),

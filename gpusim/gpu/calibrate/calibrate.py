@@ -18,6 +18,7 @@ from gpusim.errors import GpuError
 from gpusim.formats.hardware import Copies, GraphCosts, HardwareModel, StreamCosts, Uncertainty
 from gpusim.gpu.calibrate import microbench as bench
 from gpusim.gpu.calibrate.block_kernels import BlockBench, Hold
+from gpusim.gpu.calibrate.cache import cache_figures, launch_miss_ns, read_rates
 from gpusim.gpu.calibrate.contention import fit, measure_points, with_contention
 from gpusim.gpu.calibrate.copies import CopyBench, costs_with_kernels
 from gpusim.gpu.calibrate.memsets import memset_waits_ns
@@ -34,6 +35,7 @@ KEPT = (
     "uncertainty.variants_frac",
     "contention.cross_load",
     "copies.copy_slowdown",
+    "memory.miss_ns",
 )
 JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
@@ -94,6 +96,10 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
         l2_bytes=properties.L2_cache_size,
     )
     sources["memory"] = f"{when}; sizes from the driver, bandwidth of a 2 GiB copy, bytes read and written"
+    say("L2 cache")
+    missed_ns = launch_miss_ns(memory.l2_bytes)
+    memory, notes = cache_figures(memory, read_rates(BlockBench(bench.clock_mhz(facts))), missed_ns)
+    sources |= {f"memory.{field}": f"{when}; {note}" for field, note in notes.items()}
     model = msgspec.structs.replace(
         base, calibrated=True, memory=memory, copies=copies, graph=graph, stream=stream, sources=sources
     )

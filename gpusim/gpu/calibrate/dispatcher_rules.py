@@ -17,6 +17,7 @@ from gpusim.formats.hardware import Limits
 from gpusim.formats.rules import Rule
 from gpusim.formats.trace import Kernel
 from gpusim.gpu.calibrate.block_kernels import ROWS, WORK, Blocks, Hold
+from gpusim.gpu.calibrate.cache import READ_KINDS, read_rates
 from gpusim.rules.occupancy import Footprint, kernel_footprint
 from gpusim.units import KIB
 
@@ -294,20 +295,14 @@ def gaps_with_neighbors(bench: Bench) -> Rule:
 
 def bandwidth(bench: Bench) -> Rule:
     """Measure bytes per ns from DRAM and from the L2 cache, by SMs in use and warps on each."""
-    numbers: dict[str, float] = {}
-    for kind in ("dram", "l2"):
-        for part in (1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0):
-            for warps in (2, 8, 16, 32):
-                sms = max(1, round(part * bench.sms))
-                (chunks,) = bench.rates([(kind, sms, warps)])
-                numbers[f"{kind}, {sms} SMs, {warps} warps"] = chunks * WORK[kind].chunk_bytes / 1000
-    best = {kind: max(rate for name, rate in numbers.items() if name.startswith(kind)) for kind in ("dram", "l2")}
+    rates = read_rates(bench)
+    best = {kind: max(rate for reads, rate in rates.items() if reads.kind == kind) for kind in READ_KINDS}
     return Rule(
         name="bandwidth by SMs and warps",
         rule="traffic of DRAM is limited for the whole GPU; few SMs or warps do not reach it",
         holds=None,
         found=f"DRAM at most {best['dram']:.0f}, L2 at most {best['l2']:.0f} bytes a ns",
-        numbers=numbers,
+        numbers={f"{kind}, {sms} SMs, {warps} warps": rate for (kind, sms, warps), rate in rates.items()},
     )
 
 
