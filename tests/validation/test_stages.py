@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,21 @@ import pytest
 from gpusim.errors import CaptureError, RecipeError, ScheduleError
 from gpusim.formats.measurement import Measurement
 from gpusim.formats.recipe import Case, Recipe
-from gpusim.formats.results import read_results
+from gpusim.formats.results import ResultCase, newest_results, read_results
 from gpusim.io.files import write_document
 from gpusim.trace.store import read_trace, write_trace
 from gpusim.validation import stages
 from gpusim.validation.chosen import Chosen
 from gpusim.validation.predictions import predictions_path, read_predictions
-from gpusim.validation.replayed import read_replayed
+from gpusim.validation.recipe import read_recipe
+from gpusim.validation.replayed import SUFFIX, read_replayed
 from gpusim.validation.stages import capture_stage, measure_stage, predict_stage, selected
 from gpusim.version import code_version
 from tests.validation.test_recipes import capture
 from tests.validation.test_recipes import replay as replayed
 
 CALLS: list[str] = []
+VALIDATE = Path(__file__).parents[2] / "validate"
 
 
 def slower_each_time(
@@ -149,6 +152,45 @@ def test_rows_that_do_not_name_their_processes_are_not_measured_again(tmp_path: 
     CALLS.clear()
     run(tmp_path, msgspec.structs.replace(plan, processes=2))
     assert CALLS == []
+
+
+@pytest.mark.parametrize("name", ["fair", "neighbours", "neighbours_few", "neighbours_more"])
+def test_a_second_process_of_a_stored_comparison_is_measured_by_the_same_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its second case, or its only one, cut to the first process; all stored rows say what their processes took."""
+    plan = read_recipe(VALIDATE / f"{name}.toml")
+    cases = plan.case[1:2] or plan.case
+    stored = newest_results(VALIDATE / "results", name)
+    results = read_results(stored)
+    assert all(1 <= len(row.processes) <= plan.processes == 2 for row in results.cases)
+    trace = read_trace(stages.trace_path(cases[0], plan))
+    rows = tuple(_of_first_process(row) if row.trace == trace.name else row for row in results.cases)
+    (folder := tmp_path / "results").mkdir()
+    write_document(folder / stored.name, msgspec.structs.replace(results, cases=rows))
+    shutil.copy(stored.with_name(stored.stem + SUFFIX), folder)
+
+    def same_software(*arguments: Any) -> tuple[Chosen, list[Measurement]]:
+        chosen, measured = slower_each_time(*arguments)
+        gpu = msgspec.structs.replace(
+            measured[0].gpu, torch=rows[0].versions["torch"], driver=rows[0].versions["driver"]
+        )
+        return chosen, [msgspec.structs.replace(each, gpu=gpu) for each in measured]
+
+    monkeypatch.setattr(stages, "replay_chosen", same_software)
+    for _ in range(2):
+        joined = measure_stage(plan, cases, folder, "c", lambda _: None).cases
+    assert CALLS == [stages.trace_path(cases[0], plan).name]
+    assert [len(row.processes) for row in joined if row.trace == trace.name] == [2] * [row.trace for row in rows].count(
+        trace.name
+    )
+    assert [row for row in joined if row.trace != trace.name] == [row for row in rows if row.trace != trace.name]
+
+
+def _of_first_process(row: ResultCase) -> ResultCase:
+    first = row.processes[0]
+    times = {"measured_ns": first.measured_ns, "sequential_ns": first.sequential_ns}
+    return msgspec.structs.replace(row, processes=(first,), **times)
 
 
 def test_a_later_process_under_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
