@@ -180,7 +180,7 @@ def test_a_second_process_of_a_stored_comparison_is_measured_by_the_same_command
     monkeypatch.setattr(stages, "replay_chosen", same_software)
     for _ in range(2):
         joined = measure_stage(plan, cases, folder, "c", lambda _: None).cases
-    assert CALLS == [stages.trace_path(cases[0], plan).name]
+    assert [stages.trace_path(cases[0], plan).name] == CALLS
     assert [len(row.processes) for row in joined if row.trace == trace.name] == [2] * [row.trace for row in rows].count(
         trace.name
     )
