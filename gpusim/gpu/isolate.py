@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TypeVar
 
 from gpusim.errors import GpuError
@@ -41,3 +42,14 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def stopwatch() -> Callable[[str], None]:
+    """Return a function that prints progress on standard error, with the seconds since its creation."""
+    begin = perf_counter()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"  {perf_counter() - begin:6.1f} s {text}\n")
+        sys.stderr.flush()
+
+    return say

@@ -15,6 +15,7 @@ from gpusim.formats.pairs import PairCase
 from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.results import ProcessTimes, ResultCase
 from gpusim.formats.trace import Trace
+from gpusim.gpu.isolate import stopwatch
 from gpusim.gpu.trial import fastest
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, write_trace
@@ -22,7 +23,10 @@ from gpusim.validation.chosen import Chosen, hardware_of
 
 
 def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
-    """Capture a case of a recipe into `folder`. Raises `CaptureError` and the errors of `capture`."""
+    """Capture a case of a recipe into `folder`, with progress on standard error.
+
+    Raises `CaptureError` and the errors of `capture`.
+    """
     from gpusim.gpu.capture.capture import capture
     from gpusim.gpu.capture.options import CaptureOptions
 
@@ -40,7 +44,7 @@ def capture_case(case: Case, folder: Path, seed: int, command: str) -> Path:
         seed=seed,
         command=command,
     )
-    trace = capture(options).trace
+    trace = capture(options, stopwatch()).trace
     path = folder / f"{trace.name}.json.gz"
     write_trace(trace, path)
     return path

@@ -133,6 +133,7 @@ class _Run:
             path = add_variants(trace, self.traces, self.recipe.seed)
             self.say(f"measured the variants of {path.name}")
             return path
+        self.say(f"capturing {case.trace_name}")
         path = alone(capture_case, case, self.traces, self.recipe.seed, self.command)
         self.say(f"captured {path.name}")
         return path

@@ -96,6 +96,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
                     given = read_trace(bundled_traces().get(case.trace, Path(case.trace)))
                     write_trace(with_merged(given, recipe.seed), path)
                 else:
+                    say(f"capturing {case.trace_name}")
                     path = alone(capture_case, case, path.parent, recipe.seed, command)
             except GpusimError as cause:
                 errors.append(cause)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,6 +22,7 @@ from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timin
 from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, gpu_id, require_gpu, set_precision
 from gpusim.gpu.inductor.kernels import stop_compiling
+from gpusim.gpu.isolate import stopwatch
 from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
 from gpusim.gpu.optimize.garbage import no_collection
@@ -276,17 +276,6 @@ def said(gain: Gain) -> str:
         f"{gain.around_ns / 1e3:.1f} ({gain.around_sequential_ns / 1e3:.1f} around the sequential graph), the host "
         f"{gain.host_ns / 1e3:.1f}, the whole call on the GPU alone {gain.call_device_ns / 1e3:.1f}"
     )
-
-
-def stopwatch() -> Callable[[str], None]:
-    """Return a function that prints progress, with the seconds since its creation."""
-    begin = perf_counter()
-
-    def say(text: str) -> None:
-        sys.stderr.write(f"  {perf_counter() - begin:6.1f} s {text}\n")
-        sys.stderr.flush()
-
-    return say
 
 
 def holds_kernels(device: torch.device) -> bool:
