@@ -10,8 +10,9 @@ import numpy as np
 from gpusim.engine.batch import BatchEngine
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
+from gpusim.search.judging import orders_of, schedule_of
 from gpusim.search.moves import Current, Moves
-from gpusim.search.neighbourhood import BATCH, orders_of, schedule_of
+from gpusim.search.neighbourhood import BATCH
 
 Item = TypeVar("Item")
 

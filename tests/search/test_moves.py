@@ -152,7 +152,7 @@ def test_every_kind_of_move_changes_something() -> None:
         moves = Moves(graph, 4, generator(kind), variants=False)
         moves.shares = tuple(float(kind == other) for other in range(5))
         drawn = moves.draw(search.current[0], DRAWN * BATCH)
-        assert len(set(search.fingerprints.of(search._orders(drawn.keys), drawn))) > BATCH // 2, kind
+        assert len(set(search.fingerprints.of(search.judge.orders(drawn.keys), drawn))) > BATCH // 2, kind
 
 
 # --- Several changes together ---

@@ -21,7 +21,8 @@ from gpusim.plan.sync import StepSync, works
 from gpusim.policies.registry import POLICIES
 from gpusim.search.events import EVENT_NS, compared_ns, events_of
 from gpusim.search.explore import explore
-from gpusim.search.neighbourhood import BATCH, JOINED, JUDGED, Refined, refine
+from gpusim.search.judging import JUDGED
+from gpusim.search.neighbourhood import BATCH, JOINED, Refined, refine
 from gpusim.search.robust import OFF_FRAC, STEPS, RobustEngine
 from gpusim.search.trial import contenders
 from tests.support.helpers import (
