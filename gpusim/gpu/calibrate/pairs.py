@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import torch
 
-from gpusim.engine.fast import FastEngine
+from gpusim.analysis import concurrent_chains
+from gpusim.analysis.concurrent_chains import Chain
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.pairs import PairCase
 from gpusim.formats.trace import Trace
@@ -28,7 +28,7 @@ from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.execute import Runner, make_initial
 from gpusim.plan.kernels import kernel_tasks
-from gpusim.plan.tasks import Plan, Task
+from gpusim.plan.tasks import Task
 from gpusim.trace.trust import check_trace_code
 
 #: Range of kernel durations, in ns: shorter ones are lost in the clock's resolution, longer ones make the graph slow.
@@ -145,21 +145,10 @@ def predict(tasks: Sequence[Task], alone_ns: Sequence[float], empty_ns: float, h
     """Predict the time between two stamps with these kernels concurrent, from their times between stamps alone, in
     ns.
 
-    `empty_ns` is the time between two stamps with nothing between them. A stamp takes that less one gap; a kernel takes
-    its time alone less the two gaps and the stamp.
+    `empty_ns` is the time between two stamps with nothing between them.
     """
-    gap_ns = hardware.graph.chain_ns
-    stamp_ns = max(0.0, empty_ns - gap_ns)
-    stamp = Task(name="stamp", dur_ns=stamp_ns)
-    kernels = [
-        msgspec.structs.replace(
-            task, queue=queue, deps=(0,) if queue else (), dur_ns=max(0.0, time_ns - empty_ns - gap_ns)
-        )
-        for queue, (task, time_ns) in enumerate(zip(tasks, alone_ns, strict=True))
-    ]
-    last = msgspec.structs.replace(stamp, deps=tuple(range(2, len(kernels) + 1)))
-    timeline = FastEngine().run(Plan(tasks=(stamp, *kernels, last)), hardware)
-    return timeline.makespan_ns - stamp_ns
+    chains = [Chain((task,), time_ns - empty_ns) for task, time_ns in zip(tasks, alone_ns, strict=True)]
+    return concurrent_chains.predict(chains, empty_ns, hardware)
 
 
 def unlike_the_step(trace: Trace, times: Mapping[tuple[int, ...], float]) -> float:
