@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,11 +146,21 @@ def capture_spec(
     return CapturedSpec(load(trace), captured.loss_error, captured.gradient_error)
 
 
-def check_rules(model: HardwareModel, command: str, say: Say) -> Rules:
-    """Check the rules of the engines on this machine's GPU and return the report. Raises `GpuError`."""
+def rule_experiments() -> tuple[str, ...]:
+    """Return the names of the experiments of `check_rules`."""
+    from gpusim.formats.rules import EXPERIMENTS
+
+    return EXPERIMENTS
+
+
+def check_rules(model: HardwareModel, command: str, say: Say, only: Sequence[str] = ()) -> Rules:
+    """Check the rules of the engines on this machine's GPU and return the report; `only` names some experiments.
+
+    Raises `GpuError`.
+    """
     with needs_torch():
         from gpusim.gpu.calibrate.rules import check_rules as run
-    return run(model, command, say)
+    return run(model, command, say, only)
 
 
 def require_equal(measurement: Measurement) -> None:

@@ -26,7 +26,7 @@ from gpusim.cli.common import (
     trust_option,
 )
 from gpusim.defaults import DEFAULT_HARDWARE
-from gpusim.errors import OptionError
+from gpusim.errors import OptionError, UnknownNameError
 
 MODES = ("train", "infer")
 DTYPES = ("fp32", "tf32", "bf16")
@@ -189,6 +189,19 @@ def replay(
     commands.require_equal(measurement)
 
 
+def _experiments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of experiments, which the command line gives with hyphens."""
+    if not values:
+        return ()
+    from gpusim.api import commands
+
+    known = {name.replace(" ", "-"): name for name in commands.rule_experiments()}
+    for value in values:
+        if value not in known:
+            raise UnknownNameError("experiment", value, known)
+    return tuple(known[value] for value in values)
+
+
 @click.command()
 @click.option("-o", "output", default=None, metavar="FILE", help="Hardware model to write (.json).")
 @click.option(
@@ -201,10 +214,17 @@ def replay(
     metavar="FILE",
     help="Also check the engines' rules, and write the report here (.json, with .md next to it).",
 )
+@click.option(
+    "--only", multiple=True, metavar="NAME", callback=_experiments, help="Only this experiment of --rules; repeatable."
+)
 @click.option("--gpus", type=int, metavar="N", help="Measure collectives of N GPUs instead; -o then writes a topology.")
 @json_option
-def calibrate(output: str | None, base: str, rules_file: str | None, gpus: int | None, as_json: bool) -> None:
+def calibrate(
+    output: str | None, base: str, rules_file: str | None, only: tuple[str, ...], gpus: int | None, as_json: bool
+) -> None:
     """Measure this GPU's launch, gap, queue, event, bandwidth and copy constants; check the engines' rules."""
+    if only and rules_file is None:
+        raise OptionError("--only goes with --rules FILE")
     target, rules_target = check_output(output), check_output(rules_file)
     if gpus is not None:
         _calibrate_links(gpus, base, target, rules_target is not None, as_json)
@@ -223,7 +243,7 @@ def calibrate(output: str | None, base: str, rules_file: str | None, gpus: int |
         measured = gpusim.calibrate(model, command=command_line(), say=say)
         write_document(target, measured, indent=1)
     if rules_target is not None:
-        report = commands.check_rules(measured or model, command_line(), say)
+        report = commands.check_rules(measured or model, command_line(), say, only)
         write_document(rules_target, report, indent=1)
         text = rules_markdown(report, measured or model, rules_target.name)
         write_bytes(rules_target.with_suffix(".md"), text.encode())

@@ -6,11 +6,33 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpusim.errors import MeasurementError
+from gpusim.formats.concurrent_chains import ConcurrentChains
 from gpusim.formats.hyper_q import HyperQ
 from gpusim.formats.trace import Gpu
 from gpusim.io.files import Document, read_document
 
 SCHEMA: Final = "gpusim-rules/1"
+#: Experiments that are not of one rule of the dispatcher.
+START_INTERFERENCE: Final = "start interference"
+SMALL_PRODUCTS: Final = "small products"
+CHANNELS_LAST: Final = "channels-last convolutions"
+LAUNCHES: Final = "launches into streams"
+#: Names of all experiments, in the order of the report; all but the last are names of rules.
+EXPERIMENTS: Final = (
+    "most room",
+    "head of line",
+    "room is taken at once",
+    "priority",
+    "shared memory carve-out",
+    "gap in a chain",
+    "gap beside others",
+    "bandwidth by SMs and warps",
+    "sharing an SM",
+    START_INTERFERENCE,
+    SMALL_PRODUCTS,
+    CHANNELS_LAST,
+    LAUNCHES,
+)
 
 
 class Rule(Document, frozen=True, kw_only=True):
@@ -37,9 +59,16 @@ class Rules(Document, frozen=True, kw_only=True):
     gpusim: str = ""
     """Version of gpusim, with a hash of its code."""
     rules: tuple[Rule, ...]
+    chains: tuple[ConcurrentChains, ...] = ()
+    """What the rules on concurrent chains were judged by."""
     hyper_q: HyperQ | None = None
 
 
 def read_rules(path: Path) -> Rules:
-    """Read a report. Raises `MeasurementError`."""
-    return read_document(path, Rules, SCHEMA, MeasurementError)
+    """Read a report. Raises `MeasurementError`, also for chains that do not fit each other."""
+    report = read_document(path, Rules, SCHEMA, MeasurementError)
+    for number, experiment in enumerate(report.chains):
+        problem = experiment.problem()
+        if problem is not None:
+            raise MeasurementError(str(path), problem[1], place=f"$.chains[{number}].runs[{problem[0]}]")
+    return report

@@ -17,7 +17,7 @@ from gpusim.cli import cli
 from gpusim.cli.common import command_line
 from gpusim.errors import MeasurementError, OptionError
 from gpusim.formats.hardware import load_hardware
-from gpusim.formats.rules import Rule, Rules, read_rules
+from gpusim.formats.rules import EXPERIMENTS, Rule, Rules, read_rules
 from gpusim.formats.trace import Gpu
 from gpusim.gpu.calibrate import dispatcher_rules as experiments
 from gpusim.gpu.calibrate.block_kernels import WORK, Blocks, Hold
@@ -110,6 +110,7 @@ def _next_with_room(room: npt.NDArray[np.int64], number: int) -> int:
 
 def test_gpu_that_follows_the_rules_is_said_to() -> None:
     found = {rule.name: rule for rule in experiments.rules(Dispatcher(), LIMITS)}
+    assert list(found) == list(EXPERIMENTS[: len(found)])
     assert {name: rule.holds for name, rule in found.items()} == {
         "most room": True,
         "head of line": True,

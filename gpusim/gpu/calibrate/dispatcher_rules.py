@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Final, Protocol
 
 from gpusim.formats.hardware import Limits
-from gpusim.formats.rules import Rule
+from gpusim.formats.rules import EXPERIMENTS, Rule
 from gpusim.formats.trace import Kernel
 from gpusim.gpu.calibrate.block_kernels import ROWS, WORK, Blocks, Hold
 from gpusim.gpu.calibrate.cache import READ_KINDS, read_rates
@@ -43,14 +43,18 @@ class Bench(Protocol):
         """Return chunks of work per us of concurrent kernels (kind, blocks, warps per block)."""
 
 
-def rules(bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: None) -> Iterator[Rule]:
-    """Run all experiments in sequence."""
-    for experiment in (most_room, head_of_line, draining, priorities, carveouts, gaps):
-        say(f"blocks: {experiment.__name__.replace('_', ' ')}")
-        yield experiment(bench, limits)
-    for measure in (gaps_with_neighbors, bandwidth, sharing):
-        say(f"blocks: {measure.__name__.replace('_', ' ')}")
-        yield measure(bench)
+def rules(
+    bench: Bench, limits: Limits, say: Callable[[str], None] = lambda _: None, only: Collection[str] = EXPERIMENTS
+) -> Iterator[Rule]:
+    """Run the experiments named in `only`, in sequence."""
+    for name, experiment in JUDGES.items():
+        if name in only:
+            say(f"blocks: {name}")
+            yield experiment(bench, limits)
+    for name, measure in MEASUREMENTS.items():
+        if name in only:
+            say(f"blocks: {name}")
+            yield measure(bench)
 
 
 # --- Where ---
@@ -337,3 +341,19 @@ def sharing(bench: Bench) -> Rule:
         f"median {statistics.median(numbers.values()):.2f}",
         numbers=numbers,
     )
+
+
+#: By the name of the rule that they give: those that judge it, and those that only measure.
+JUDGES: Final[Mapping[str, Callable[[Bench, Limits], Rule]]] = {
+    "most room": most_room,
+    "head of line": head_of_line,
+    "room is taken at once": draining,
+    "priority": priorities,
+    "shared memory carve-out": carveouts,
+    "gap in a chain": gaps,
+}
+MEASUREMENTS: Final[Mapping[str, Callable[[Bench], Rule]]] = {
+    "gap beside others": gaps_with_neighbors,
+    "bandwidth by SMs and warps": bandwidth,
+    "sharing an SM": sharing,
+}
