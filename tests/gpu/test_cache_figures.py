@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +21,19 @@ from gpusim.cli import cli
 from gpusim.formats.hardware import HardwareModel, Memory, load_hardware, read_hardware
 from gpusim.formats.rules import read_rules
 from gpusim.formats.trace import Gpu
+from gpusim.gpu.calibrate import cache
 from gpusim.gpu.calibrate import calibrate as calibration
 from gpusim.gpu.calibrate.block_kernels import WORK, BlockBench
-from gpusim.gpu.calibrate.cache import Reads, cache_figures, launch_miss_ns, read_rates
+from gpusim.gpu.calibrate.cache import CHAIN, Reads, cache_figures, launch_miss_ns, read_rates
 from gpusim.gpu.calibrate.contention import Fit, Measured
+from gpusim.gpu.calibrate.stamps import Stamps
 from gpusim.io.files import write_document
 from gpusim.plan.cache_misses import lost_times_ns
 from gpusim.plan.graph import OpGraph
 from gpusim.policies.registry import POLICIES
 from gpusim.trace.store import load_trace
 from gpusim.units import MIB
+from tests.support.recording_clock import Machine
 
 ROOT = Path(__file__).parents[2]
 H200 = load_hardware("h200")
@@ -80,6 +85,30 @@ def test_work_in_the_cache_reads_at_most_a_third_of_it(cache_mib: int, read_mib:
     assert WORK["l2"].mask_within(cache_mib * MIB) == read_mib * MIB // 16 - 1
     assert WORK["latency"].mask_within(cache_mib * MIB) == read_mib * MIB // 4 - 1
     assert WORK["dram"].mask_within(cache_mib * MIB) == WORK["dram"].mask
+
+
+def test_delay_of_a_launch_is_what_a_kernel_takes_longer_where_memory_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels of 800 ns take 170 more in a graph that touches twice the cache; in one of three, launches never miss."""
+    graphs = itertools.count()
+    Machine(monkeypatch)
+    monkeypatch.setattr(cache, "spin_cycles", lambda _us: 1)
+
+    def chain_ns(_stamps: object, _lane: object, _call: object, touched: torch.Tensor) -> float:
+        misses = touched.nbytes == 2 * 4096 and next(graphs) % 3 != 0
+        return CHAIN * (800.0 + 170.0 * misses)
+
+    monkeypatch.setattr(cache, "_chain_ns", chain_ns)
+    assert launch_miss_ns(4096, torch.device("cpu")) == pytest.approx(170)
+
+
+def test_time_of_a_chain_leaves_out_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    touched = SimpleNamespace(add_=lambda _: machine.work(10_000))
+    stamps = Stamps(1, torch.device("cpu"))
+    found_ns = cache._chain_ns(stamps, machine.lane(), partial(machine.work, 8), touched)  # type: ignore[arg-type]
+    assert found_ns == CHAIN * 8
 
 
 @pytest.fixture

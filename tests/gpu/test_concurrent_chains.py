@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
+import torch
+
 from gpusim.analysis.concurrent_chains import TOLERANCE, Chain, compare, judge, predict, task_of
 from gpusim.cli import cli
 from gpusim.engine.reference import ReferenceEngine
@@ -33,11 +35,12 @@ from gpusim.formats.rules import (
 from gpusim.formats.trace import Gpu, Kernel
 from gpusim.gpu.calibrate import concurrent_chains, dispatcher_rules
 from gpusim.gpu.calibrate import rules as checked_rules
-from gpusim.gpu.calibrate.concurrent_chains import CALLS, STREAMS, ChainBench, measure
+from gpusim.gpu.calibrate.concurrent_chains import CALLS, RECORDINGS, STREAMS, ChainBench, measure
 from gpusim.io.files import write_document
 from gpusim.plan.kernels import Fits
 from gpusim.validation.rules import rules_markdown
 from tests.support.helpers import make_hardware
+from tests.support.recording_clock import Machine
 
 H200 = load_hardware("h200")
 SMS = H200.limits.sms
@@ -114,6 +117,16 @@ def test_each_chain_has_its_own_operands_and_different_ones_take_as_long() -> No
     gap_ns, memset_ns = H200.graph.chain_ns, H200.graph.memory_node_ns
     wanted_ns = {"few": 6000 + gap_ns, "all": 9000 + gap_ns, "split": 4800 + 3 * gap_ns + memset_ns}
     assert call_ns == pytest.approx(wanted_ns, abs=1)
+
+
+def test_time_of_chains_is_that_of_all_their_calls_between_the_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that runs one kernel at a time: 3 x 40 + 5 x 100 ns. Chains wait for the first, and it for them."""
+    machine = Machine(monkeypatch)
+    bench = ChainBench(torch.device("cpu"))
+    found_ns = bench.time_ns([(partial(machine.work, 40), 3), (partial(machine.work, 100), 5)])
+    assert found_ns == 620
+    assert machine.waits == [(1, 0), (0, 1)] * RECORDINGS
+    assert bench.time_ns([]) == 0
 
 
 def test_chain_alone_is_predicted_to_take_what_it_took() -> None:

@@ -19,6 +19,7 @@ from gpusim.formats.hardware import Memory
 from gpusim.gpu.calibrate.block_kernels import WORK
 from gpusim.gpu.calibrate.microbench import spin_cycles
 from gpusim.gpu.calibrate.stamps import Stamps
+from gpusim.gpu.device import require_gpu
 
 #: Kinds of work that read: from device memory, and from the L2 cache.
 READ_KINDS: Final = ("dram", "l2")
@@ -86,11 +87,12 @@ def cache_figures(memory: Memory, rates: Mapping[Reads, float], missed_ns: float
     return msgspec.structs.replace(memory, **figures), notes
 
 
-def launch_miss_ns(cache_bytes: int) -> float:
+def launch_miss_ns(cache_bytes: int, device: torch.device | None = None) -> float:
     """Measure the delay of a launch whose data the L2 cache has lost since the replay before, in ns."""
-    memory = torch.zeros(TOUCHED_CACHES * cache_bytes // 4, device="cuda")
+    device = device or require_gpu()
+    memory = torch.zeros(TOUCHED_CACHES * cache_bytes // 4, device=device)
     spin = partial(torch.cuda._sleep, spin_cycles(KERNEL_US))
-    stamps, lane = Stamps(1, torch.device("cuda")), torch.cuda.Stream()
+    stamps, lane = Stamps(1, device), torch.cuda.Stream()
     memory.add_(1.0)
     lost = []
     for _ in range(RECORDINGS):

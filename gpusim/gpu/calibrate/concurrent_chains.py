@@ -22,7 +22,7 @@ from gpusim.formats.concurrent_chains import ChainedCall, ChainsBeside, Concurre
 from gpusim.formats.rules import CHANNELS_LAST, SMALL_PRODUCTS
 from gpusim.formats.trace import Dtype, Kernel
 from gpusim.gpu.calibrate.stamps import Stamps, fork_and_join
-from gpusim.gpu.device import precision
+from gpusim.gpu.device import precision, require_gpu
 from gpusim.gpu.profiling import ITERATIONS, RANGE, attribute, exported_events, profiled
 
 #: Numbers of streams with equal chains, and calls of each chain.
@@ -129,9 +129,9 @@ def measure(name: str, make: Mapping[str, Callable[[], Call]], bench: Bench) -> 
 class ChainBench:
     """Streams and stamps for chains on the current GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self.lanes = [torch.cuda.Stream() for _ in range(max(*STREAMS, len(PRODUCTS), len(CONVOLUTIONS)))]
-        self.stamps = Stamps(1, torch.device("cuda"))
+        self.stamps = Stamps(1, device or require_gpu())
 
     def kernels(self, calls: Sequence[Call]) -> list[tuple[Kernel, ...]]:
         """Return the kernels of each call, profiled one call at a time. Raises `CaptureError`."""
