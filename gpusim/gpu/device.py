@@ -6,6 +6,7 @@ import datetime
 import functools
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,17 +41,11 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-#: GPU work queued while the clocks are read, in ns: longer than the reading takes.
-BUSY_NS = 400e6
-
-
 def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
     """Return name, driver, versions, and the clocks while the GPU runs `busy` repeatedly (0 where they cannot
     be read).
     """
-    if busy is not None:
-        _queue_work(busy)
-    driver, sm_clock, mem_clock = _nvidia_smi()
+    driver, sm_clock, mem_clock = _nvidia_smi(torch.cuda.current_device()) if busy is None else _while_busy(busy)
     torch.cuda.synchronize()
     return Gpu(
         name=torch.cuda.get_device_name(),
@@ -85,24 +80,22 @@ def provenance(command: str, busy: Callable[[], object]) -> dict[str, Any]:
     }
 
 
-def _queue_work(work: Callable[[], object]) -> None:
-    """Queue about `BUSY_NS` of GPU work."""
-    work()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    one_ns = max(begin.elapsed_time(end) * 1e6, 1e3)
-    for _ in range(min(2000, round(BUSY_NS / one_ns))):
-        work()
+def _while_busy(work: Callable[[], object]) -> tuple[str, int, int]:
+    """Return what `nvidia-smi` says while the GPU runs `work` over and over: an idle GPU lowers its clocks."""
+    with ThreadPoolExecutor(1) as reader:
+        answer = reader.submit(_nvidia_smi, torch.cuda.current_device())
+        while not answer.done():
+            work()
+            torch.cuda.synchronize()
+    return answer.result()
 
 
-def _nvidia_smi() -> tuple[str, int, int]:
+def _nvidia_smi(index: int) -> tuple[str, int, int]:
+    """Return driver, SM clock and memory clock in MHz of a GPU; empty and 0 where they cannot be read."""
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-        driver, sm_clock, mem_clock = (part.strip() for part in lines[torch.cuda.current_device()].split(","))
+        driver, sm_clock, mem_clock = (part.strip() for part in lines[index].split(","))
         return driver, int(sm_clock), int(mem_clock)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return "", 0, 0

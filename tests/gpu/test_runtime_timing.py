@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -293,15 +294,22 @@ def test_clocks_that_cannot_be_read_are_zero(answer: str | OSError, monkeypatch:
         return subprocess.CompletedProcess([], 0, stdout=answer)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert device._nvidia_smi() == ("", 0, 0)
+    assert device._nvidia_smi(0) == ("", 0, 0)
 
 
-def test_clocks_are_those_of_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_are_those_of_the_current_device_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading ends only after some work: an idle GPU would show its lowest clock."""
     answer = subprocess.CompletedProcess([], 0, stdout="580.1, 1980, 3201\n580.1, 345, 3201\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    worked = threading.Event()
+
+    def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        assert worked.wait(timeout=60)
+        return answer
+
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert device._nvidia_smi() == ("580.1", 345, 3201)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert device._while_busy(worked.set) == ("580.1", 345, 3201)
 
 
 @pytest.fixture
