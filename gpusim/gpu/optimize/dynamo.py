@@ -7,6 +7,7 @@ next forward reuses their memory, so a forward runs as ATen calls while an earli
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -203,10 +204,11 @@ class AtenGraph:
         kept = self._packing.saved_places if self.part == "forward" else frozenset()
         try:
             with torch.no_grad(), current(self._maker.executor.device):
-                variant, _ = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
+                variant, gain = self._maker.make(step, options, [fixed[place] for place in self._copied], kept=kept)
         except CANNOT as cause:
             self._fail(first_line(cause))
             return
+        sys.stderr.write(f"gpusim, {self.part}: {gain.text}\n")
         self._variant = variant
         self._forward = None if saved is None else saved.forward
         self._fixed = [(place, args[place].data_ptr()) for place in sorted(static)]

@@ -18,7 +18,8 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.utils.checkpoint import checkpoint
 
 from gpusim.errors import OptionError, ReplayError
-from gpusim.gpu.optimize import dynamo
+from gpusim.gpu.inductor import versions
+from gpusim.gpu.optimize import choose, dynamo
 from gpusim.gpu.optimize.alone import alone
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import CpuExecutor
@@ -92,6 +93,30 @@ def test_inference_and_what_it_returned_stays(runs: list[str], made_by: Callable
             close(fast(x), model(x))
         assert torch.equal(first, kept)
     assert runs == ["inference"] * 3
+
+
+def test_each_graph_says_its_gain_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, fast, _ = twins(dropout=0.0)
+    for x, y in batches(2):
+        F.cross_entropy(fast(x), y).backward()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gpusim, ")]
+    assert [line.partition(":")[0] for line in lines] == ["gpusim, forward", "gpusim, backward"]
+    assert all("a step" in line and "kernels of ATen" in line for line in lines)
+
+
+def test_a_graph_says_why_it_is_without_inductors_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "SUPPORTED", ("1.0",))
+    monkeypatch.setattr(choose, "KERNELS_FROM_S", 0.0)
+    wanted = Wanted(3, 0.02, None, frontends=("aten", "inductor"))
+    fast = torch.compile(
+        net().eval(), backend=lambda module, inputs: dynamo.compiled(module, inputs, wanted, CpuExecutor())
+    )
+    with torch.no_grad():
+        fast(batches(1)[0][0])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gpusim, inference")]
+    assert "without Inductor's kernels: the front end 'inductor' knows torch 1.0" in line
 
 
 def test_two_forwards_before_a_backward(runs: list[str]) -> None:
