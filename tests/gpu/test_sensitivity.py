@@ -78,6 +78,14 @@ def test_steps_whose_results_show_what_was_computed_are_left_alone(name: str, mo
     assert all(torch.equal(tensor, before[index]) for index, tensor in state.tensors.items())
 
 
+def test_weights_of_zeros_are_drawn_so_that_outputs_depend_on_the_input() -> None:
+    runner, state, releases = made("mute")
+    assert make_sensitive(runner, state, releases, seed=0)
+    (head,) = [index for index, tensor in enumerate(runner.trace.tensors) if tensor.name == "head.weight"]
+    assert state.tensors[head].square().mean().sqrt().item() == pytest.approx(math.sqrt(2 / 8), rel=0.5)
+    assert torch.equal(state.tensors[head], state.pristine[head])
+
+
 def test_output_that_depends_on_no_input_is_said_to() -> None:
     runner, state, releases = made("deaf")
     assert not make_sensitive(runner, state, releases, seed=0)

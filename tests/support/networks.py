@@ -88,6 +88,18 @@ class Deaf(nn.Module):
         return self.layer(torch.zeros_like(x))
 
 
+class Mute(nn.Module):
+    """The last layer's weights are zero, as those of torchvision's vision transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, CLASSES)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu())
+
+
 class Views(nn.Module):
     """Views of views, read and written: halves changed through slices, read through the whole."""
 
@@ -398,6 +410,10 @@ def faint(batch: int) -> Made:
 
 def deaf(batch: int) -> Made:
     return Deaf(), (torch.randn(batch, 5),)
+
+
+def mute(batch: int) -> Made:
+    return Mute(), (torch.randn(batch, 5),)
 
 
 def branches(batch: int) -> Made:
