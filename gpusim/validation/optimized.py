@@ -157,7 +157,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
     time = measured.optimized
     checked = OutputCheck(
         equal=True,
-        bit_equal=measured.worst_error == 0.0,
+        bit_equal=measured.bit_equal,
         sequential_repeats=True,
         worst_error=measured.worst_error,
         sequential_error=0.0,
@@ -192,6 +192,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         eager_ns=measured.peers["eager"].median_ns if "eager" in measured.peers else 0,
         outputs_equal=checked.equal,
         bit_equal=checked.bit_equal,
+        outputs_sensitive=measured.sensitive,
         worst_error=checked.worst_error,
         sequential_error=checked.sequential_error,
         fitted=case.fitted,

@@ -49,6 +49,8 @@ class Gain:
     peak_bytes: int
     decided_by: str
     worst_error: float
+    bit_equal: bool = False
+    """Whether all results are eager's, bit for bit."""
     interval_ns: tuple[int, int] = (0, 0)
     """Interval of the graph's prediction."""
     frontend: Frontend = "aten"

@@ -40,6 +40,7 @@ class Checked:
     variant: Variant
     candidate: Candidate
     worst_error: float
+    bit_equal: bool
     costs: Costs
 
 
@@ -97,7 +98,7 @@ class Checker:
                         continue
                     alone = [each.ready for each in sequential if each.captured is candidate.captured]
                     costs = self._costs(variant, captured, candidate.streams, alone)
-            return Checked(variant, candidate, checked.worst, costs)
+            return Checked(variant, candidate, checked.worst, checked.bit_equal, costs)
         assert problem is not None
         raise problem
 

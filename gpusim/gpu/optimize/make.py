@@ -369,6 +369,7 @@ class StepMaker:
             peak_bytes=chosen.ready.peak_bytes,
             decided_by=decided_by,
             worst_error=verified.worst_error,
+            bit_equal=verified.bit_equal,
             frontend=chosen.captured.frontend,
             stages_s=dict(self.say.seconds),
             **asdict(verified.costs),

@@ -27,6 +27,7 @@ from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
 from gpusim.gpu.optimize.garbage import no_collection
 from gpusim.gpu.optimize.peers import Call, Contender, Exact, make, tensors_of, user_step
+from gpusim.gpu.optimize.sensitive import make_sensitive
 from gpusim.gpu.replay.timing import median_interval
 from gpusim.text import first_line
 
@@ -86,6 +87,9 @@ class Measured:
     kernels_chosen: bool
     peak_bytes: int
     worst_error: float
+    bit_equal: bool
+    sensitive: bool
+    """Whether the results depend on the inputs, so that a wrong one shows."""
     frontend: Frontend
 
 
@@ -118,6 +122,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         device=device,
         seed=asked.seed,
     )
+    sensitive = make_sensitive(step, asked.dtype, asked.seed)
     exact = Exact(step)
     model = copy.deepcopy(step.module)
     begin = perf_counter()
@@ -165,6 +170,8 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
             kernels_chosen=gain.kernels_chosen,
             peak_bytes=gain.peak_bytes,
             worst_error=gain.worst_error,
+            bit_equal=gain.bit_equal,
+            sensitive=sensitive,
             frontend=gain.frontend,
         )
         keep(measured)

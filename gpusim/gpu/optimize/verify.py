@@ -30,6 +30,7 @@ class Verified:
     worst: float
     eager: float
     compared: int
+    bit_equal: bool
 
 
 def results_of_step(step: UserStep, returned: Any) -> Results:
@@ -124,6 +125,7 @@ def verify(
     again = results_of_step(step, eager())
     restore()
     results = results_of_step(step, fast())
+    bit_equal = equal_bits(results, wanted)
     explained: dict[str, float] = {}
     repeated, kind = apart(again, wanted, before, explained)
     error, worst = apart(results, wanted, before, explained)
@@ -140,10 +142,21 @@ def verify(
         reference = results_of_step(step, exact())
         own, eagers = (shares(each, reference, before, {}) for each in (results, wanted))
         if all(own[kind] <= max(TOLERANCE[dtype], TIMES_AS_FAR * eagers[kind]) for kind in own):
-            return Verified(error, repeated, len(wanted))
+            return Verified(error, repeated, len(wanted), bit_equal)
     if not error <= limit:
         raise ReplayError(f"the {worst}s are {error:.2g} away from eager's (limit {limit:.2g})")
-    return Verified(error, repeated, len(wanted))
+    return Verified(error, repeated, len(wanted), bit_equal)
+
+
+def equal_bits(one: Results, other: Results) -> bool:
+    """Whether two sets of results are equal bit for bit, NaN included."""
+    return one.keys() == other.keys() and all(
+        torch.equal(_bits(tensor), _bits(other[name])) for name, tensor in one.items()
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:

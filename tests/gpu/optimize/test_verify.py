@@ -52,6 +52,16 @@ def verified(dtype: Dtype, found: float) -> float:
     return checked.worst
 
 
+@pytest.mark.parametrize(("found", "equal"), [(1.2, True), (1.2 * (1 + 1e-7), False), (1.0, False)])
+def test_results_are_bit_equal_only_if_no_bit_differs(found: float, equal: bool) -> None:
+    """A difference that rounding explains counts as none, but is one."""
+    step = UserStep("step", [(None, lambda _: None)], torch.device("cpu"))
+    run, other = (lambda: torch.tensor([1.2], dtype=torch.float64), lambda: torch.tensor([found], dtype=torch.float64))
+    checked = verify(step, run, other, lambda: None, "fp32", lambda: {"output 0": 1.0}, run)
+    assert checked.bit_equal is equal
+    assert checked.worst == 0.0 or not equal
+
+
 def test_with_tf32_a_step_may_be_twice_as_far_from_fp32_as_eager_is() -> None:
     assert verified("tf32", 0.7) == pytest.approx(0.5 / 1.2)
     assert verified("tf32", 1.21) == pytest.approx(0.01 / 1.2)
