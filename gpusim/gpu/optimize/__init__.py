@@ -14,5 +14,6 @@ changes; `captured`, `lists` and `optimizers` record it; `fronts`, `fused`, `ima
 looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `gpusim.gpu.reach` finds in the code,
 compared by `unchanged`.
 
-`measure` and `peers` time it beside `torch.compile`; `race` checks schedules for missing events.
+`measure` and `peers` time it beside `torch.compile`, with weights of `sensitive` that let a wrong result show; `race`
+checks schedules for missing events.
 """

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
 from gpusim.formats.results import Baseline
@@ -204,7 +205,7 @@ class Exact:
 
         The contender's model is left in the initial state. None where dropout makes every step different.
         """
-        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in contender.model.modules()):
+        if any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in contender.model.modules()):
             return None
         contender.model.load_state_dict(self._initial)
         output = contender.call(*tensors_of(self._step))
