@@ -65,6 +65,11 @@ def decoder_small(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return _step(batch, 1024, 16, 4, 2816, 8, 512)
 
 
+def decoder_medium(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """10 layers, 1536 wide, 768 cached tokens."""
+    return _step(batch, 1536, 12, 4, 4096, 10, 768)
+
+
 def decoder_large(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """12 layers, 2048 wide, 1024 cached tokens."""
     return _step(batch, 2048, 16, 8, 5632, 12, 1024)

@@ -36,6 +36,11 @@ def heads_small(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return Heads(24, 1, 5), torch.randn(batch, 3, 192, 192)
 
 
+def heads_medium(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    """7 heads on a trunk of 10 layers, 168 x 152."""
+    return Heads(32, 2, 7), torch.randn(batch, 3, 168, 152)
+
+
 def heads_large(batch: int) -> tuple[nn.Module, torch.Tensor]:
     """9 heads on a trunk of 13 layers, 256 x 256."""
     return Heads(40, 3, 9), torch.randn(batch, 3, 256, 256)
