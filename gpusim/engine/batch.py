@@ -37,7 +37,8 @@ class BatchEngine:
     """Simulator of schedules of one op graph, which is encoded once.
 
     `evaluate` returns the same numbers as lowering each schedule and running an engine, for any number of threads,
-    except for losses to L2 cache misses (`gpusim.plan.cache_misses`), which only `Evaluator` counts.
+    except for losses to L2 cache misses (`gpusim.plan.cache_misses`): `Evaluator` counts them, and
+    `gpusim.search.misses` adds them to task times.
     """
 
     def __init__(self, graph: OpGraph, layout: Layout | None = None) -> None:
@@ -50,9 +51,13 @@ class BatchEngine:
 
     def with_times(self, factors: npt.NDArray[np.float64]) -> BatchEngine:
         """Return a copy with task times multiplied by `factors`, one per row of `arrays.tasks`."""
+        return self.with_durations(self.arrays.tasks["dur_ns"] * factors)
+
+    def with_durations(self, dur_ns: npt.NDArray[np.float64]) -> BatchEngine:
+        """Return a copy with other task times in ns, one per row of `arrays.tasks`."""
         other = copy.copy(self)
         tasks = self.arrays.tasks.copy()
-        tasks["dur_ns"] *= factors
+        tasks["dur_ns"] = dur_ns
         other.arrays = self.arrays._replace(tasks=tasks)
         return other
 

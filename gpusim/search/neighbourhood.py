@@ -24,6 +24,7 @@ from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import lay_out
 from gpusim.plan.schedule import Schedule
+from gpusim.search.events import compared_ns
 from gpusim.search.interrupt import STOPS
 from gpusim.search.judging import REFUSED_NS, Judge, schedule_of
 from gpusim.search.moves import Candidates, Current, Fingerprints, Moves, joined
@@ -81,12 +82,16 @@ def refine(
     `memory_limit_bytes` are refused, so the result may be empty. With `variants`, ops may run other kernels; otherwise
     those of the seeds stay. `partitions` apply to all `max_streams` streams and replace those of the seeds. `progress`
     gets the used share of the budget and the best mean makespan so far, 0 if there is none.
+
+    If schedules may lose the L2 cache, the result has the seeds predicted best if nothing better was found.
     """
     search = _Search(graph, max_streams, seed, memory_limit_bytes, threads, variants, tuple(partitions))
     interrupted = False
+    begin = time.monotonic()
     try:
         search.start(seeds, lower_bound_ns)
-        deadline = time.monotonic() + budget_s
+        # Seeds come on top of the budget, except where the cache is simulated for each of them.
+        deadline = budget_s + (time.monotonic() if search.judge.misses is None else begin)
         endless = evaluations is None and not math.isfinite(budget_s)
         while search.judge.least_ns > lower_bound_ns + 0.5 and not (endless and search.stale > LAST_BATCHES):
             tried = search.judge.evaluations / evaluations if evaluations else 0.0
@@ -121,13 +126,15 @@ class _Search:
         self.graph = graph
         self.partitions = partitions
         layout = lay_out(partitions, max_streams, graph.hardware.limits.sms) if partitions else None
-        self.judge = Judge(graph, layout, memory_limit_bytes, threads)
+        self.judge = Judge(graph, partitions, layout, memory_limit_bytes, threads)
         self.max_streams = max_streams
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.moves = Moves(graph, max_streams, self.random, variants)
         self.fingerprints = Fingerprints(graph, self.random, layout)
         self.current: list[Current] = []
         self.kept: list[Current] = []
+        self.best_seeds: list[Current] = []
+        """Seeds predicted best with misses, by makespan and as compared; empty for a step without misses."""
         self.turn = 0
         self.stale = 0
         """Number of batches since the last improvement."""
@@ -148,13 +155,22 @@ class _Search:
             candidates.variants[number] = schedule.variants or 0
         orders = self.judge.orders(candidates.keys)
         events = self.judge.events(orders, candidates)
-        judged = self.judge.judged(candidates, orders, events, JUDGED_SEEDS, lower_bound_ns)
+        predicted = self.judge.predict(candidates, orders, events, len(seeds))
+        judged = self.judge.judged(candidates, orders, events, predicted, JUDGED_SEEDS, lower_bound_ns)
         compared = judged.compared_ns
         for number in np.argsort(compared, kind="stable"):
             if len(self.current) < KEPT and all(abs(compared[number] - c.compared_ns) > 1 for c in self.current):
                 self.current.append(candidates.row(number, *judged.of(number)))
         for current in self.current:
             self._note(current)
+        if self.judge.misses is not None:
+            compared = compared_ns(predicted.makespan_ns, events)
+            best = {int(np.lexsort(keys)[0]) for keys in ((compared, predicted.makespan_ns), (compared,))}
+            for number in sorted(number for number in best if predicted.makespan_ns[number] < REFUSED_NS):
+                mean_ns = int(judged.makespan_ns[number])
+                if mean_ns == REFUSED_NS:
+                    mean_ns = int(self.judge.means_ns(candidates, orders, predicted, [number])[0])
+                self.best_seeds.append(candidates.row(number, mean_ns, int(events[number])))
 
     def step(self, share: float) -> None:
         """Try a batch of neighbours of one schedule and move on to the best of them, unless that is worse.
@@ -169,7 +185,7 @@ class _Search:
         self.turn += 1
         current = self.current[number]
         near, orders, events = self._untried(current)
-        judged = self.judge.judged(near, orders, events)
+        judged = self.judge.neighbours(near, orders, events)
         compared = judged.compared_ns
         better = [row for row in np.argsort(compared, kind="stable") if compared[row] < current.compared_ns]
         more = joined(current, near, better, JOINED)
@@ -177,7 +193,7 @@ class _Search:
             near = near.with_more(more)
             launched = self.judge.orders(more.keys)
             orders = np.concatenate([orders, launched])
-            judged = judged.with_more(self.judge.judged(more, launched, self.judge.events(launched, more)))
+            judged = judged.with_more(self.judge.neighbours(more, launched, self.judge.events(launched, more)))
             compared = judged.compared_ns
         best = int(np.argmin(compared))
         current.stale += 1
@@ -228,18 +244,47 @@ class _Search:
 
     def result(self, interrupted: bool) -> Refined:
         """Return the best schedules."""
-        orders = self.judge.orders(np.array([current.keys for current in self.kept]).reshape(-1, len(self.graph)))
+        found = self._with_best_seeds()
+        orders = self.judge.orders(self._candidates(found).keys)
         schedules = [
             schedule_of(self.graph, order, each, self.partitions)
-            for order, each in zip(orders.tolist(), self.kept, strict=True)
+            for order, each in zip(orders.tolist(), found, strict=True)
         ]
-        makespans: list[int] = []
-        if schedules:
-            streams, chosen = (np.array([getattr(c, name) for c in self.kept]) for name in ("streams", "variants"))
-            evaluated = self.judge.engine.evaluate(orders, streams, chosen, threads=self.judge.threads)
-            makespans = evaluated.makespan_ns.tolist()
-        robust, events = (tuple(getattr(c, name) for c in self.kept) for name in ("makespan_ns", "events"))
-        return Refined(tuple(schedules), tuple(makespans), robust, events, self.judge.evaluations, interrupted)
+        robust, events = (tuple(getattr(c, name) for c in found) for name in ("makespan_ns", "events"))
+        makespans = tuple(self._predicted_ns(found))
+        return Refined(tuple(schedules), makespans, robust, events, self.judge.evaluations, interrupted)
+
+    def _with_best_seeds(self) -> list[Current]:
+        """Return the schedules kept, with the best seeds as far as none of them is predicted as good."""
+        found_ns = self._predicted_ns(self.kept)
+        least_ns = min(found_ns, default=REFUSED_NS)
+        compared = min((compared_ns(ns, each.events) for ns, each in zip(found_ns, self.kept, strict=True)), default=0)
+        better = [
+            seed
+            for seed_ns, seed in zip(self._predicted_ns(self.best_seeds), self.best_seeds, strict=True)
+            if seed_ns < least_ns or compared_ns(seed_ns, seed.events) < compared
+        ]
+        return sorted([*self.kept, *better], key=_compared)
+
+    def _predicted_ns(self, found: list[Current]) -> list[int]:
+        """Return the predicted makespans of schedules found, in ns."""
+        if not found:
+            return []
+        spent, candidates = self.judge.evaluations, self._candidates(found)
+        events = np.array([each.events for each in found], np.int64)
+        predicted = self.judge.predict(candidates, self.judge.orders(candidates.keys), events, len(found))
+        self.judge.evaluations = spent  # not part of the search
+        return [int(makespan_ns) for makespan_ns in predicted.makespan_ns]
+
+    def _candidates(self, found: list[Current]) -> Candidates:
+        if not found:
+            none = np.zeros((0, len(self.graph)))
+            return Candidates(none, none.astype(np.int32), none.astype(np.int32))
+        return Candidates(
+            np.array([each.keys for each in found]),
+            np.array([each.streams for each in found]),
+            np.array([each.variants for each in found]),
+        )
 
 
 def _compared(current: Current) -> int:

@@ -28,7 +28,9 @@ class RobustEngine:
     def __init__(self, engine: BatchEngine) -> None:
         random = np.random.Generator(np.random.PCG64(SEED))
         count = len(engine.arrays.tasks)
-        self.engines = [engine.with_times(1.0 + random.uniform(-OFF_FRAC, OFF_FRAC, count)) for _ in range(STEPS)]
+        self.engine = engine
+        self.factors = [1.0 + random.uniform(-OFF_FRAC, OFF_FRAC, count) for _ in range(STEPS)]
+        self.engines = [engine.with_times(factors) for factors in self.factors]
 
     def mean_ns(
         self,
@@ -36,9 +38,16 @@ class RobustEngine:
         streams: npt.NDArray[np.int32],
         variants: npt.NDArray[np.int32] | None,
         threads: int | None,
+        dur_ns: npt.NDArray[np.float64] | None = None,
     ) -> npt.NDArray[np.int64]:
-        """Return the mean makespan of each schedule, with the arguments of `BatchEngine.evaluate`."""
+        """Return the mean makespan of each schedule, with the arguments of `BatchEngine.evaluate`.
+
+        `dur_ns` replaces the task times, before they are perturbed.
+        """
+        engines = self.engines
+        if dur_ns is not None:
+            engines = [self.engine.with_durations(dur_ns * factors) for factors in self.factors]
         total = np.zeros(len(orders))
-        for engine in self.engines:
+        for engine in engines:
             total += engine.evaluate(orders, streams, variants, threads=threads).makespan_ns
         return np.rint(total / STEPS).astype(np.int64)

@@ -134,7 +134,7 @@ def test_lost_time_is_in_every_engine_and_in_the_evaluation_alike(graph: OpGraph
 
 
 def test_tables_of_an_exploration_have_the_times_of_its_rows(graph: OpGraph) -> None:
-    """The search leaves misses out; what it found is evaluated again for each table."""
+    """Each table and row evaluates again what was found, with its misses."""
     found = explore(
         graph, streams=4, seed=1, evaluations=200, policies=["critical_path"], splits=usual_splits(4, 132)[:1]
     )
