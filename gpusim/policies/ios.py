@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -157,14 +158,21 @@ def ios_stages(graph: OpGraph, units: Units, max_groups: int, cost: StageCost | 
         nodes = todo.pop()
         block = _Block(graph, units, nodes, cost)
         effort = max(1 + STAGE_EFFORT, min(BLOCK_EFFORT, EFFORT * len(nodes) // len(units)))  # a single unit fits
-        for max_group in range(MAX_GROUP, 0, -1):
-            block_stages = block.search(max_group, max_groups, effort)
-            if block_stages is not None:
-                stages += block_stages
-                break
-        else:
+        found = block.within(max_groups, effort)
+        if found is None:
             todo += narrowest(units.dag, nodes, max(1, 2 * len(nodes) // 3))[::-1]
+        else:
+            stages += block.choose(found)
     return stages
+
+
+class _Found(NamedTuple):
+    """Sets of nodes that can remain in a block, and its stages, within these limits."""
+
+    max_group: int
+    max_groups: int
+    states: Sets
+    stages: Sets
 
 
 class _Block:
@@ -180,18 +188,33 @@ class _Block:
         self.cost = cost
         self.walk = Walk.of_size(len(nodes))
 
-    def search(self, max_group: int, max_groups: int, effort: int) -> list[Stage] | None:
-        """Return the stages with the least total time, or None if the search would exceed `effort`."""
-        size = FEWEST_SETS
-        while True:
-            states, stages = Sets.of_size(size), Sets.of_size(size)
-            limits = (self.succs, max_group, max_groups)
-            left = find_stages(*limits, effort, STAGE_EFFORT, states, stages, self.walk)
-            if left != NO_ROOM:
+    def within(self, max_groups: int, effort: int) -> _Found | None:
+        """Return what a search finds with the largest r that does not exceed `effort`, or None if r = 1 does.
+
+        A larger r only adds endings, so one that exceeds it rules out those above: the least is tried first.
+        """
+        largest = None
+        for max_group in range(1, MAX_GROUP + 1):
+            found = self._find(max_group, max_groups, effort)
+            if found is None:
                 break
+            largest = found
+        return largest
+
+    def _find(self, max_group: int, max_groups: int, effort: int) -> _Found | None:
+        size = FEWEST_SETS
+        limits = (self.succs, max_group, max_groups)
+        while True:
+            found = _Found(max_group, max_groups, Sets.of_size(size), Sets.of_size(size))
+            left = find_stages(*limits, effort, STAGE_EFFORT, found.states, found.stages, self.walk)
+            if left != NO_ROOM:
+                return None if left == TOO_MUCH else found
             size *= 4
-        if left == TOO_MUCH:
-            return None
+
+    def choose(self, found: _Found) -> list[Stage]:
+        """Return the stages with the least total time."""
+        max_group, max_groups, states, stages = found
+        limits = (self.succs, max_group, max_groups)
         count = int(states.used[0])
         least_ns, last = np.zeros(count), np.zeros(count, np.int64)
         ascending = np.argsort(states.values[:count])

@@ -324,6 +324,19 @@ def test_block_that_is_too_large_is_searched_with_smaller_groups_and_then_in_pie
     assert sizes()[1] < 3  # in pieces, which hold parts of two branches at most
 
 
+@settings(max_examples=60)
+@given(trace=traces(max_ops=12), max_groups=st.integers(1, 8), effort=st.integers(1, 3000))
+def test_groups_of_a_block_are_the_largest_that_its_effort_allows(trace: Trace, max_groups: int, effort: int) -> None:
+    """Found from the smallest on: an r that takes too much rules out those above."""
+    graph = OpGraph.build(trace, make_hardware())
+    units = units_of(graph)
+    block = ios_module._Block(graph, units, range(len(units)), None)
+    tried = [block._find(max_group, max_groups, effort) for max_group in (3, 2, 1)]
+    largest = next((found.max_group for found in tried if found is not None), None)
+    found = block.within(max_groups, effort)
+    assert (found.max_group if found is not None else None) == largest
+
+
 def test_effort_of_all_blocks_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
