@@ -61,11 +61,11 @@ from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Plan, Task
 from gpusim.policies.shared.base import spread_views
 from gpusim.policies.shared.dag import bits
-from gpusim.policies.shared.ios_blocks import Units, blocks_of, narrowest, units_of
+from gpusim.policies.shared.ios_blocks import MAX_GROUPS, Units, blocks_of, narrowest, units_of
 from gpusim.rules.launch import gap_ns, ready_delay_ns
 
-#: r and s: maximum number of units in a group and of groups in a stage, as in IOS's experiments.
-MAX_GROUP, MAX_GROUPS = 3, 8
+#: r: maximum number of units in a group, as in IOS's experiments; s is `MAX_GROUPS`.
+MAX_GROUP = 3
 #: Maximum number of units in a block. IOS's experiments had 50; the cells of NASNet-A-Large have 19 to 25.
 MAX_BLOCK = 25
 #: Search effort per block and per step, in visited endings.

@@ -15,6 +15,7 @@ from gpusim.policies.opara import opara
 from gpusim.policies.round_robin import round_robin
 from gpusim.policies.sequential import sequential
 from gpusim.policies.shared.base import Policy
+from gpusim.policies.shared.ios_blocks import MAX_GROUPS
 from gpusim.policies.torchsched import torchsched
 from gpusim.policies.trtllm import trtllm
 from gpusim.policies.turbodl import turbodl
@@ -77,7 +78,14 @@ POLICIES: dict[str, RegisteredPolicy] = {
         RegisteredPolicy(
             "turbodl", turbodl, "TurboDL, 2021", "The critical path on its own stream, other paths on side streams."
         ),
-        RegisteredPolicy("ios", _ios, "IOS, 2021", "Stages of concurrent groups, by dynamic programming.", slow=True),
+        RegisteredPolicy(
+            "ios",
+            _ios,
+            "IOS, 2021",
+            "Stages of concurrent groups, by dynamic programming.",
+            max_streams=MAX_GROUPS,
+            slow=True,
+        ),
         RegisteredPolicy(
             "ooo_backprop",
             ooo_backprop,

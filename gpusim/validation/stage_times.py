@@ -21,8 +21,8 @@ from gpusim.io.files import Count, Document, Nanoseconds, make_folder, read_docu
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.tasks import Task
-from gpusim.policies.ios import MAX_GROUPS, ios, ios_stages
-from gpusim.policies.shared.ios_blocks import units_of
+from gpusim.policies.ios import ios, ios_stages
+from gpusim.policies.shared.ios_blocks import MAX_GROUPS, units_of
 from gpusim.text import shortened
 from gpusim.trace.merging import CONVOLUTION, merge_in
 from gpusim.trace.store import read_trace, trace_sha256

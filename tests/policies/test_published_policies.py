@@ -7,12 +7,13 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpusim.engine.base import engine_by_name
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Phase, Trace
+from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.plan.graph import OpGraph, is_legal_order
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
@@ -130,6 +131,22 @@ def test_policy_without_use_for_more_streams_is_tried_once_with_those_it_uses() 
     assert POLICIES["ooo_backprop"].stream_counts((2, 4, 8)) == (2,)
     assert POLICIES["ooo_backprop"].stream_counts((1,)) == (1,)
     assert POLICIES["wavefront"].stream_counts((2, 4, 8)) == (2, 4, 8)
+    assert POLICIES["ios"].stream_counts((2, 4, 16, 128)) == (2, 4, 8)
+
+
+LIMITED = {name: policy.max_streams for name, policy in POLICIES.items() if policy.max_streams is not None}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+@settings(max_examples=25)
+@given(trace=training_traces())
+@example(trace=wide_trace(12, depth=1))
+def test_schedule_on_more_streams_than_a_policy_uses_is_that_on_those_it_uses(name: str, trace: Trace) -> None:
+    """A stage of IOS has at most eight groups; the branches of the wide step would fill twelve streams."""
+    graph = build_graph(trace)
+    made = [POLICIES[name](graph, count) for count in (LIMITED[name], LIMITED[name] + 1, MAX_STREAMS)]
+    assert made[0] == made[1] == made[2]
+    assert made[2].stream_count <= LIMITED[name]
 
 
 def test_explore_runs_a_slow_policy_only_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,9 @@ from gpusim.plan.graph import OpGraph
 from gpusim.policies.shared.dag import Dag, descendants, work_dag
 from gpusim.policies.shared.op_kinds import is_compute_intensive, is_depthwise
 
+#: s: maximum number of groups in a stage, as in IOS's experiments, and so of streams.
+MAX_GROUPS = 8
+
 
 @dataclass(frozen=True)
 class Units:
