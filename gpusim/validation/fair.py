@@ -27,8 +27,8 @@ from gpusim.search.explore import explore
 from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS
 from gpusim.validation.stage_times import measured_ios, read_stage_times, stage_times_path
 
-#: Numbers of streams of policies that take seconds a call.
-SLOW_COUNTS = (4, 8)
+#: The policy that takes measured stage latencies.
+IOS = "ios"
 #: Numbers of streams below the recipe's that limit a search of its own; all searches share the budget.
 SEARCH_LIMITS = (4, 8)
 
@@ -76,9 +76,9 @@ def best_of(evaluator: Evaluator, step: StepSync, made: Sequence[Schedule], tria
     return [*first, *(each for each in of_time.values() if each not in first)][:trials]
 
 
-def slow_counts(streams: int) -> tuple[int, ...]:
-    """Return the numbers of streams of policies that take seconds a call, on up to `streams`."""
-    return tuple(min(count, streams) for count in SLOW_COUNTS)
+def counts_of(name: str, streams: int) -> tuple[int, ...]:
+    """Return the numbers of streams on which a policy is planned: up to `streams`, and as many as it takes itself."""
+    return POLICIES[name].stream_counts((*stream_counts(streams), MAX_STREAMS))
 
 
 def _planned(graph: OpGraph, name: str, recipe: Recipe) -> list[Schedule]:
@@ -87,9 +87,7 @@ def _planned(graph: OpGraph, name: str, recipe: Recipe) -> list[Schedule]:
         return [Schedule.in_recorded_order(len(graph))]
     if name == SEARCH:
         return _searched(graph, recipe)
-    policy = POLICIES[name]
-    counts = slow_counts(recipe.streams) if policy.slow else (*stream_counts(recipe.streams), MAX_STREAMS)
-    return [policy(graph, count) for count in policy.stream_counts(counts)]
+    return [POLICIES[name](graph, count) for count in counts_of(name, recipe.streams)]
 
 
 def _by_stage_times(graph: OpGraph, recipe: Recipe, path: Path | None, *, merging: bool) -> list[Schedule]:
@@ -97,7 +95,7 @@ def _by_stage_times(graph: OpGraph, recipe: Recipe, path: Path | None, *, mergin
     if path is None:
         return []
     times, file = read_stage_times(path, recipe), str(stage_times_path(path, recipe))
-    made = [measured_ios(graph, count, times, file, merging=merging) for count in slow_counts(recipe.streams)]
+    made = [measured_ios(graph, count, times, file, merging=merging) for count in counts_of(IOS, recipe.streams)]
     return [each for each in made if each.has_variants == merging]
 
 

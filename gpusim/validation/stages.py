@@ -26,7 +26,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash, write_trace
 from gpusim.validation.case_work import capture_case, replay_chosen, result_case, with_process
 from gpusim.validation.chosen import Chosen, choose_schedules, hardware_of
-from gpusim.validation.fair import fastest_of_each, kernels_of, slow_counts
+from gpusim.validation.fair import IOS, counts_of, fastest_of_each, kernels_of
 from gpusim.validation.memory_stages import MemoryResults, measured_or_said, predict_memory
 from gpusim.validation.predictions import (
     Predictions,
@@ -106,7 +106,7 @@ def capture_stage(recipe: Recipe, cases: Sequence[Case], command: str, say: Say)
         if MEASURED_IOS in recipe.policies and not is_file(stage_times_path(path, recipe)):
             trace = read_trace(path)
             graph = OpGraph.build(trace, hardware_of(trace))
-            measure_stages_of(path, graph, recipe, slow_counts(recipe.streams), command)
+            measure_stages_of(path, graph, recipe, counts_of(IOS, recipe.streams), command)
             stages = read_stage_times(path, recipe).stages
             merged = sum(each.merged_ns is not None for each in stages)
             faster = sum(each.is_faster_merged for each in stages)

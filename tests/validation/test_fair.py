@@ -16,6 +16,7 @@ from gpusim.formats.recipe import Case, Recipe
 from gpusim.formats.trace import Gpu
 from gpusim.gpu import device
 from gpusim.gpu.replay import replay as edge
+from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.io.files import read_document, write_document
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.ranking import ranked_variants
@@ -26,7 +27,7 @@ from gpusim.search import events
 from gpusim.trace.store import read_trace
 from gpusim.validation import predictions as predictions_module
 from gpusim.validation import stages
-from gpusim.validation.fair import best_of, fair_schedules, fastest_of_each, kernels_of
+from gpusim.validation.fair import best_of, counts_of, fair_schedules, fastest_of_each, kernels_of
 from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.run import run_recipe
 from gpusim.validation.stages import measure_stage, predict_stage, predicted_path
@@ -35,6 +36,7 @@ from gpusim.validation.trials import Trials
 from tests.validation.test_recipes import replay
 
 TRACE = "validate/traces/search_inference/squeezenet1_1-infer-b1.json.gz"
+GOOGLENET = "validate/traces/search_inference/googlenet-infer-b1.json.gz"
 GPU = Gpu(name="NVIDIA H200", driver="1", cuda="13", torch="2", cudnn="9", sm_clock_mhz=1, mem_clock_mhz=1)
 POLICIES_ASKED_FOR = ("nimble", "opara", FASTEST_KERNELS, "search")
 
@@ -79,6 +81,24 @@ def test_every_policy_has_as_many_trials_as_asked_for_and_all_run_the_same_chose
         (policy, kernels) for policy in ("nimble", "opara", "search") for kernels in ("captured", "chosen")
     }
     assert {each.variants for _, each in planned if each.has_variants} == {ranked_variants(graph, 0.0)}
+
+
+def test_every_policy_is_planned_by_one_rule_on_as_many_streams_as_it_uses() -> None:
+    """A policy that takes seconds a call, too."""
+    wanted = (2, 3, 4, 6, 8, 16, MAX_STREAMS)
+    of_policies = {name: counts_of(name, 16) for name in POLICIES}
+    assert of_policies.pop("sequential") == (1,)
+    assert of_policies.pop("ooo_backprop") == (2,)
+    assert of_policies.pop("ios") == (2, 3, 4, 6, 8)
+    assert set(of_policies.values()) == {wanted}
+
+
+def test_ios_is_tried_on_other_numbers_of_streams_than_four_and_eight() -> None:
+    """GoogLeNet's modules have four branches: 6 and 8 streams give what 4 do."""
+    googlenet = OpGraph.build(read_trace(Path(GOOGLENET)), load_hardware("h200"))
+    plan = msgspec.structs.replace(recipe(Path()), policies=("ios",), trials=4, streams=16)
+    tried = [each for _, each in fair_schedules(googlenet, plan) if not each.has_variants]
+    assert sorted(each.stream_count for each in tried) == [2, 3, 4]
 
 
 def test_fastest_kernels_are_one_row_on_one_stream(planned: list[tuple[str, Schedule]]) -> None:
