@@ -41,6 +41,7 @@ def kernels_of(schedule: Schedule) -> Kernels:
 def fair_schedules(graph: OpGraph, recipe: Recipe, path: Path | None = None) -> Iterator[tuple[str, Schedule]]:
     """Yield the `recipe.trials` schedules compared best of each policy and of the search, on both choices of kernels.
 
+    Where the captured kernels are those that are fastest alone, policies are planned on them once.
     `FASTEST_KERNELS` has one schedule: recorded order on one stream, on the kernels chosen for all. `MEASURED_IOS` has
     schedules on captured kernels, whose stages were measured, and those with merged convolutions in place of chosen
     kernels. `path` is the file of the trace: next to it are the latencies of these stages.
@@ -54,9 +55,10 @@ def fair_schedules(graph: OpGraph, recipe: Recipe, path: Path | None = None) -> 
         for policy in recipe.policies:
             if policy == MEASURED_IOS:
                 made = _by_stage_times(graph, recipe, path, merging=bool(variants))
+            elif any(variants) or not (variants or policy == FASTEST_KERNELS):
+                made = [dataclasses.replace(each, variants=variants) for each in _planned(planned_on, policy, recipe)]
             else:
-                planned = _planned(planned_on, policy, recipe) if policy != FASTEST_KERNELS or variants else []
-                made = [dataclasses.replace(each, variants=variants) for each in planned]
+                continue
             for each in best_of(evaluator, step, made, recipe.trials):
                 yield policy, each
 

@@ -25,8 +25,8 @@ from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search import events
 from gpusim.trace.store import read_trace
+from gpusim.validation import fair, stages
 from gpusim.validation import predictions as predictions_module
-from gpusim.validation import stages
 from gpusim.validation.fair import best_of, counts_of, fair_schedules, fastest_of_each, kernels_of
 from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.run import run_recipe
@@ -99,6 +99,17 @@ def test_ios_is_tried_on_other_numbers_of_streams_than_four_and_eight() -> None:
     plan = msgspec.structs.replace(recipe(Path()), policies=("ios",), trials=4, streams=16)
     tried = [each for _, each in fair_schedules(googlenet, plan) if not each.has_variants]
     assert sorted(each.stream_count for each in tried) == [2, 3, 4]
+
+
+def test_kernels_are_not_chosen_where_the_captured_ones_are_fastest(
+    graph: OpGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each schedule would be tried twice, and be two of its policy's trials."""
+    monkeypatch.setattr(fair, "ranked_variants", lambda graph, area_weight: (0,) * len(graph))
+    plan = msgspec.structs.replace(recipe(Path()), policies=("nimble", FASTEST_KERNELS), trials=4)
+    tried = list(fair_schedules(graph, plan))
+    assert {policy for policy, _ in tried} == {"nimble"}
+    assert len({each for _, each in tried}) == len(tried) <= 4
 
 
 def test_fastest_kernels_are_one_row_on_one_stream(planned: list[tuple[str, Schedule]]) -> None:
