@@ -337,6 +337,34 @@ def test_groups_of_a_block_are_the_largest_that_its_effort_allows(trace: Trace, 
     assert (found.max_group if found is not None else None) == largest
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), max_group=st.integers(1, 3), max_groups=st.integers(1, 8), stage_effort=st.sampled_from((0, 50)))
+def test_search_takes_just_the_effort_of_its_endings_and_stages(
+    data: st.DataObject, max_group: int, max_groups: int, stage_effort: int
+) -> None:
+    """Those of single nodes are counted at once before they are visited; one less effort is too little all the same."""
+    preds = [data.draw(st.sets(st.integers(0, n - 1), max_size=2)) if n else set() for n in range(7)]
+    graph = build_graph(make_trace([conv(f"a{n}", " ".join(f"a{p}" for p in ps) or "x") for n, ps in enumerate(preds)]))
+    units = units_of(graph)
+    block = ios_module._Block(graph, units, range(len(units)), None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ios_module, "STAGE_EFFORT", stage_effort)
+        found = block._find(max_group, max_groups, 10**9)
+        assert found is not None
+        states, stages = (sets.values[: sets.used[0]].tolist() for sets in (found.states, found.stages))
+        endings = sum(is_last(block, stage, state) for state in states for stage in stages)
+        effort = endings + stage_effort * len(stages)
+        assert block._find(max_group, max_groups, effort) is not None
+        assert block._find(max_group, max_groups, effort - 1) is None
+
+
+def is_last(block: ios_module._Block, ending: int, state: int) -> bool:
+    """Whether `ending` is a subset of `state` without edges to the rest of it."""
+    rest = state & ~ending
+    nodes = [node for node in range(len(block.tasks)) if ending >> node & 1]
+    return ending & ~state == 0 and not any(int(block.succs[node]) & rest for node in nodes)
+
+
 def test_effort_of_all_blocks_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 

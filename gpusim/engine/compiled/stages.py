@@ -71,6 +71,10 @@ def find_stages(
     """
     nodes = len(succs)
     add(states, (int64(1) << nodes) - 1)
+    if max_group == 1:
+        left = count_single(succs, max_groups, effort, states)
+        if left < 0:
+            return left
     at = int64(0)
     while at < states.used[0]:
         state = states.values[at]
@@ -173,6 +177,34 @@ def lower_stages(
 def groups_of(succs: Masks, stage: int, groups: Masks) -> int:
     """Return the number of groups of one stage (`connected`)."""
     return connected(succs, int64(stage), len(succs), groups)
+
+
+@jit
+def count_single(succs: Any, max_groups: int, effort: int, states: Any) -> int:
+    """Fill `states`, and return what the endings of single nodes leave of the effort, or as `find_stages` does.
+
+    Such an ending is any of the nodes without a successor in the state, up to `max_groups` of them: so many are counted
+    at once, and a block that is too large is found without its walks.
+    """
+    at = int64(0)
+    while at < states.used[0]:
+        state = states.values[at]
+        at += 1
+        last = int64(0)
+        for node in range(len(succs)):
+            bit = int64(1) << node
+            if state & bit != 0 and succs[node] & state == 0:
+                last += 1
+                rest = state & ~bit
+                if rest != 0 and not add(states, rest):
+                    return int64(NO_ROOM)
+        of_size = int64(1)
+        for size in range(1, min(last, max_groups) + 1):
+            of_size = of_size * (last - size + 1) // size
+            effort -= of_size
+        if effort < 0:
+            return int64(TOO_MUCH)
+    return effort
 
 
 @jit
