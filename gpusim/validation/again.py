@@ -22,7 +22,7 @@ from gpusim.rules.anchor import is_as_captured
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again, plans_path
-from gpusim.validation.replayed import SUFFIX, read_replayed
+from gpusim.validation.replayed import SUFFIX, read_replayed, wrong_trace
 from gpusim.validation.stages import trace_path
 
 
@@ -88,7 +88,10 @@ def replayed_schedules(
             hashes[case.trace] = structure_hash(trace)
         graph = graphs[case.trace]
         if schedule.trace_hash != hashes[case.trace]:
-            raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
+            raise wrong_trace(results, case.trace, files[case.trace])
+        chosen = zip(schedule.variants, graph.trace.ops, strict=True) if len(schedule.variants) == len(graph) else ()
+        if files[case.trace] == bundled_traces().get(case.trace) and any(v > len(op.variants) for v, op in chosen):
+            raise wrong_trace(results, case.trace, files[case.trace], "without the kernels that its schedules choose")
         yield case, graph, schedule.schedule.check(graph, f"{schedules_file}: $.schedules[{number}]")
 
 

@@ -17,6 +17,7 @@ from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
 from gpusim.trace.store import read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
+from gpusim.validation.replayed import wrong_trace
 
 SUFFIX: Final = ".plans.json.gz"
 SCHEMA: Final = "gpusim-replayed-memory/1"
@@ -76,7 +77,7 @@ def memory_again(results: Path, then: Results, files: Mapping[str, Path]) -> Res
                 raise MeasurementError(str(results), f"there is no trace '{case.trace}' next to it or bundled")
             trace = read_trace(files[case.trace])
             if document.trace_hash != structure_hash(trace):
-                raise MeasurementError(str(files[case.trace]), f"is not the step of {results.name}")
+                raise wrong_trace(results, case.trace, files[case.trace])
             evaluators[case.trace] = MemoryEvaluator(OpGraph.build(trace, hardware_of(trace)))
             keep_all_ns[case.trace] = evaluators[case.trace].keep_all_ns
         evaluator = evaluators[case.trace]

@@ -15,7 +15,7 @@ from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
 from gpusim.io.files import Count, Document, Nanoseconds, read_document, write_document
 from gpusim.plan.schedule import Schedule
-from gpusim.trace.store import structure_hash
+from gpusim.trace.store import bundled_traces, structure_hash
 
 SCHEMA: Final = "gpusim-replayed/1"
 SUFFIX: Final = ".schedules.json.gz"
@@ -80,3 +80,14 @@ def write_replayed(schedules: Sequence[ReplayedSchedule], results: Path) -> Path
 def read_replayed(path: Path) -> tuple[ReplayedSchedule, ...]:
     """Read a file of replayed schedules. Raises `MeasurementError`."""
     return read_document(path, Replayed, SCHEMA, MeasurementError).schedules
+
+
+def wrong_trace(results: Path, name: str, taken: Path, why: str = "another step") -> MeasurementError:
+    """Return the error of a trace that is not the one of a results file.
+
+    A bundled trace is taken where a results file lies apart from its traces: then those are what is missing.
+    """
+    if taken != bundled_traces().get(name):
+        return MeasurementError(str(taken), f"is not the step of {results.name}")
+    problem = f"its own trace '{name}' is missing: the bundled one taken in its place, {taken}, is {why}"
+    return MeasurementError(str(results), f"{problem}; --traces names the folder of the right one")

@@ -17,7 +17,7 @@ from gpusim.errors import MeasurementError, OptionError, ScheduleError
 from gpusim.formats.results import read_results
 from gpusim.trace.store import bundled_traces, read_trace, write_trace
 from gpusim.validation.again import anchored_again, traces_in
-from gpusim.validation.replayed import SUFFIX
+from gpusim.validation.replayed import SUFFIX, read_replayed, write_replayed
 from gpusim.validation.tables import summary_lines
 from tests.validation.test_golden import make_golden
 
@@ -108,6 +108,28 @@ def test_traces_of_a_given_folder_come_first(results: Path, tmp_path: Path) -> N
     shutil.copy(bundled_traces()["googlenet-infer-b1"], folder / f"{name}.json.gz")
     with pytest.raises(MeasurementError, match="is not the step of"):
         CliRunner().invoke(cli, command, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"trace_hash": "0" * 32}, "is another step"),
+        ({"variants": 9}, "is without the kernels that its schedules choose"),
+    ],
+)
+def test_bundled_trace_taken_for_a_missing_one_is_named(results: Path, change: dict[str, Any], why: str) -> None:
+    """A results file that was copied away from its traces has the bundled ones of the same names."""
+    schedules = list(read_replayed(results.with_name(results.stem + SUFFIX)))
+    if "variants" in change:
+        change = {"variants": (change["variants"],) * len(schedules[-1].order)}
+    schedules[-1] = msgspec.structs.replace(schedules[-1], **change)
+    write_replayed(schedules, results)
+    name = schedules[-1].trace
+    with pytest.raises(MeasurementError) as caught:
+        CliRunner().invoke(cli, ["validate", str(results), "--again"], catch_exceptions=False)
+    wanted = f"its own trace '{name}' is missing: the bundled one taken in its place, {bundled_traces()[name]}, {why};"
+    assert str(caught.value).startswith(f"{results}: {wanted}")
+    assert "\n" not in str(caught.value)
 
 
 def test_table_has_a_row_for_each_step(results: Path) -> None:
