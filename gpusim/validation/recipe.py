@@ -34,7 +34,8 @@ def read_recipe(path: Path) -> Recipe:
     known = {*POLICIES, *SEARCHES, MEASURED_IOS}
     for index, policy in enumerate(recipe.policies):
         if policy not in known:
-            problem = f"unknown policy '{policy}' (there are: {', '.join(sorted(known))})"
+            names = ", ".join(f"'{name}'" for name in sorted(known))  # one has a comma
+            problem = f"unknown policy '{policy}' (there are: {names})"
             raise RecipeError(str(path), problem, place=f"$.policies[{index}]")
         if recipe.trials and policy in SEARCHES and policy not in (SEARCH, FASTEST_KERNELS):
             raise RecipeError(str(path), f"trials compare policies, not '{policy}'", place=f"$.policies[{index}]")

@@ -8,7 +8,7 @@ import pytest
 
 from gpusim.errors import RecipeError
 from gpusim.formats.recipe import Case
-from gpusim.validation.recipe import read_recipe
+from gpusim.validation.recipe import MEASURED_IOS, read_recipe
 
 GOOD = """
 name = "small"
@@ -83,6 +83,19 @@ def test_broken_recipe_is_one_line_with_file_and_place(text: bytes, complaint: s
     message = str(caught.value)
     assert message.startswith(f"{path}: {complaint}")
     assert "\n" not in message
+
+
+def test_each_policy_of_the_list_is_one_name(tmp_path: Path) -> None:
+    """One name has a comma, several have spaces."""
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(write(tmp_path, GOOD.replace("wavefront", "wavefrnt")))
+    listed = str(caught.value).partition("(there are: ")[2].removesuffix(")")
+    names = listed.strip("'").split("', '")
+    assert {MEASURED_IOS, "ios", "with variants", "search"} <= set(names)
+    assert not {"measured stages", "ios, measured stages, nimble"} & set(names)
+    for name in names:
+        known = GOOD.replace("wavefront", name)
+        assert read_recipe(write(tmp_path, f"trials = 1{known}" if name == MEASURED_IOS else known)).policies[0] == name
 
 
 OF_THE_TRACE = "mode, batch, dtype, memory format and front end are those of the trace; leave them out"
