@@ -330,7 +330,7 @@ def validate(
     from gpusim.validation.recipe import check_recipe, read_recipe
     from gpusim.validation.tables import print_results
 
-    plan = read_recipe(Path(recipe))
+    plan = read_recipe(Path(recipe), cases)
     folder = check_output_folder(output)
     if stage in (None, "capture"):  # other stages run no code of the recipe's files
         check_recipe(plan, recipe, trust_code)

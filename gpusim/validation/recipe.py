@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpusim.defaults import RECOMMENDED, SEARCH
@@ -26,11 +27,12 @@ FASTEST_KERNELS = "fastest kernels"
 SEARCHES = (RECOMMENDED, *SEARCHED, WITHOUT_VARIANTS, FASTEST_KERNELS)
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Read a recipe. Raises `RecipeError` with file, place and problem."""
+def read_recipe(path: Path, numbers: Sequence[int] = ()) -> Recipe:
+    """Read a recipe. Raises `RecipeError` with file, place and problem, first for `numbers` of cases that it lacks."""
     recipe = read_toml(path, Recipe, RecipeError)
     if not recipe.case:
         raise RecipeError(str(path), "has no cases", place="$.case")
+    check_numbers(recipe, numbers, str(path))
     known = {*POLICIES, *SEARCHES, MEASURED_IOS}
     for index, policy in enumerate(recipe.policies):
         if policy not in known:
@@ -55,6 +57,13 @@ def read_recipe(path: Path) -> Recipe:
         )
     _check_names(recipe, path)
     return recipe
+
+
+def check_numbers(recipe: Recipe, numbers: Sequence[int], name: str) -> None:
+    """Raise `RecipeError` for the number of a case, counted from 1, that a recipe `name` lacks."""
+    for number in numbers:
+        if not 1 <= number <= len(recipe.case):
+            raise RecipeError(name, f"no case {number}: cases are numbered 1 to {len(recipe.case)}")
 
 
 def _check_names(recipe: Recipe, path: Path) -> None:

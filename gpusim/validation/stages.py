@@ -35,7 +35,7 @@ from gpusim.validation.predictions import (
     read_predictions,
     write_predictions,
 )
-from gpusim.validation.recipe import MEASURED_IOS
+from gpusim.validation.recipe import MEASURED_IOS, check_numbers
 from gpusim.validation.replayed import SUFFIX as REPLAYED_SUFFIX
 from gpusim.validation.replayed import ReplayedSchedule, read_replayed, write_replayed
 from gpusim.validation.stage_times import (
@@ -53,9 +53,7 @@ Say = Callable[[str], None]
 
 def selected(recipe: Recipe, numbers: Sequence[int]) -> tuple[Case, ...]:
     """Return the cases with these numbers, counted from 1; all where none is given. Raises `RecipeError`."""
-    for number in numbers:
-        if not 1 <= number <= len(recipe.case):
-            raise RecipeError(recipe.name, f"no case {number}: cases are numbered 1 to {len(recipe.case)}")
+    check_numbers(recipe, numbers, recipe.name)
     return tuple(recipe.case[number - 1] for number in numbers) or recipe.case
 
 

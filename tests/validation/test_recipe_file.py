@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gpusim.cli import cli
 from gpusim.errors import RecipeError
 from gpusim.formats.recipe import Case
 from gpusim.validation.recipe import MEASURED_IOS, read_recipe
@@ -130,6 +132,18 @@ def test_case_is_either_a_spec_with_its_mode_and_batch_or_a_trace(case: str, com
     message = str(caught.value)
     assert message.startswith(f"{path}: $.case[1]: {complaint}")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("number", [0, 3, -1, 99])
+def test_number_of_a_case_comes_before_its_trace(number: int, tmp_path: Path) -> None:
+    """As of a recipe of the clone that is read elsewhere: its traces are not there."""
+    path = write(tmp_path, 'name = "x"\n[[case]]\ntrace = "there/a.json.gz"\n[[case]]\ntrace = "there/b.json.gz"\n')
+    command = ["validate", str(path), "--stage", "measure", "--case", str(number)]
+    with pytest.raises(RecipeError) as caught:
+        CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert str(caught.value) == f"{path}: no case {number}: cases are numbered 1 to 2"
+    with pytest.raises(RecipeError, match=r"\$\.case\[0\]: no trace 'there/a"):
+        CliRunner().invoke(cli, [*command[:-1], "2"], catch_exceptions=False)
 
 
 def test_missing_recipe_is_one_line(tmp_path: Path) -> None:
