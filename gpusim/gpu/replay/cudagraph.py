@@ -89,15 +89,16 @@ class GraphRecorder:
         self._streams: list[torch.cuda.Stream] = []
         self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
-    def record(self, schedule: Schedule, warm: bool = False) -> RecordedGraph:
+    def record(self, schedule: Schedule, warm: bool = False, sync: SyncPlan | None = None) -> RecordedGraph:
         """Record a legal schedule. `warm` runs it once before, eagerly: libraries initialize on first use of a stream.
 
-        Raises `GpuError` where this GPU or driver has no SM partitions.
+        `sync` replaces the schedule's own events. Raises `GpuError` where this GPU or driver has no SM partitions.
         """
         trace = self.runner.trace
         covered = covered_by(trace, schedule.variants)
         order, streams = place_fused(schedule.order, schedule.streams, covered)
-        sync = plan_sync(trace, self.preds, order, streams, covered)
+        if sync is None:
+            sync = plan_sync(trace, self.preds, order, streams, covered)
         lanes = self._lanes(max(streams) + 1, schedule.partitions)
         torch.cuda.synchronize()
         self.runner.choose(schedule.variants)
