@@ -15,5 +15,5 @@ looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `gp
 compared by `unchanged`.
 
 `measure` and `peers` time it beside `torch.compile`, with weights of `sensitive` that let a wrong result show; `race`
-checks schedules for missing events.
+and `race_check` look for missing events in schedules.
 """

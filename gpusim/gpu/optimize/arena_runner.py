@@ -74,10 +74,19 @@ class ArenaRunner(Runner):
         if self.poison:
             for storage in self.arena.firsts.get(op, ()):
                 if storage not in self._in_parts:
-                    begin = self.arena.offsets[storage]
-                    value = NO_INDEX if storage in self._integers else POISON
-                    self.memory[begin : begin + self.trace.storages[storage].bytes].fill_(value)
+                    self._spoil(storage)
         super().run(op)
+
+    def spoil(self) -> None:
+        """Poison all of the arena: nothing of an earlier run of the step is there for an op that runs too early."""
+        self.memory.fill_(POISON)
+        for storage in self._integers & self.arena.offsets.keys():
+            self._spoil(storage)
+
+    def _spoil(self, storage: int) -> None:
+        begin = self.arena.offsets[storage]
+        value = NO_INDEX if storage in self._integers else POISON
+        self.memory[begin : begin + self.trace.storages[storage].bytes].fill_(value)
 
     def _keep(self, op: int, index: int, part: Any) -> None:
         memory = self.tensors[index]

@@ -1,0 +1,175 @@
+"""The command `benchmarks/race.py`: what it writes, continues and refuses. On a GPU: graphs with spin kernels."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from gpusim.gpu.optimize.race import Racing
+from gpusim.gpu.replay.cudagraph import WORKSPACE_VARIABLE
+from gpusim.plan.graph import OpGraph
+from gpusim.plan.schedule import Schedule
+from tests.support.networks import spec
+
+FILE = Path(__file__).parents[3] / "benchmarks/race.py"
+Command = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def race() -> Iterator[ModuleType]:
+    found = importlib.util.spec_from_file_location("race_command", FILE)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["race_command"] = module  # where its types are looked up
+    found.loader.exec_module(module)
+    yield module
+    del sys.modules["race_command"]
+
+
+@pytest.fixture
+def command(race: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv(WORKSPACE_VARIABLE, ":4096:1")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # those of other tests stay frozen
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+    def run(*words: object, network: str = "branches", mode: str = "infer", cpu: bool = True) -> int:
+        step = ("--step", spec(network), mode, 2, "--schedules", 4, "--events", 3, *["--cpu"] * cpu)
+        monkeypatch.setattr("sys.argv", ["race.py", *map(str, (*step, *words))])
+        result: int = race.main()
+        return result
+
+    return run
+
+
+def found_in(path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def test_output_counts_schedules_and_events(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "aten") == 0
+    found = found_in(out)
+    assert found["device"] == "cpu"
+    assert "one by one" in found["runs"]
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["totals"] == {
+        "steps": 1,
+        "schedules": 4,
+        "wrong": 0,
+        "removed": 3,
+        "caught": 3,
+        "wrong_with_the_event": 0,
+    }
+    (row,) = found["steps"]
+    assert (row["frontend"], row["mode"], row["batch"], row["compared"]) == ("aten", "infer", 2, "bit for bit")
+    said = capsys.readouterr()
+    assert "1 of 1 steps on cpu: 0 of 4 schedules wrong; 3 of 3 removed events caught" in said.out
+    assert "schedule 3 of 4, 0 wrong" in said.err
+    assert "no GPU is used" in said.err
+
+
+def test_kernels_of_inductor_are_checked_too(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "inductor", network="shared", mode="train") == 0
+    assert found_in(out)["totals"]["caught"] == 3
+
+
+def test_an_interrupted_run_is_continued(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
+    assert command("-o", whole, "--frontends", "aten") == 0
+    capsys.readouterr()
+    for part in range(6):
+        assert command("-o", parts, "--frontends", "aten", "--seconds", 0) == 1
+        (row,) = found_in(parts)["steps"]
+        assert row["schedules"] + len(row["removed"]) == part + 1
+    assert "stopped after 0 s; the same command continues" in capsys.readouterr().out
+    assert command("-o", parts, "--frontends", "aten") == 0
+    ones, others = (found_in(path)["steps"][0] for path in (whole, parts))
+    assert ones | {"seconds": 0} == others | {"seconds": 0}
+
+
+def test_a_schedule_without_its_events_is_wrong(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Racing.of
+
+    def of(graph: OpGraph, schedule: Schedule) -> Racing:
+        racing = right(graph, schedule)
+        while racing.events:
+            racing = racing.without(0)
+        return racing
+
+    monkeypatch.setattr(Racing, "of", of)
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "aten") == 1
+    assert found_in(out)["totals"]["wrong"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seed", 5), "is of another run: seed was 0, and is 5 now"),
+        (("--schedules", 9), "schedules was 4, and is 9 now"),
+        (("--frontends", "aten", "inductor"), "of other steps"),
+    ],
+)
+def test_output_of_another_run_is_kept(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[object, ...], said: str
+) -> None:
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "aten", "--seconds", 0) == 1
+    before = out.read_bytes()
+    assert command("-o", out, "--frontends", "aten", *words) == 2
+    assert said in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def test_mistakes_are_one_line(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "race.json"
+    out.write_text("{}", encoding="utf-8")
+    for words, said in (
+        (("-o", out), "race.json"),
+        (("-o", tmp_path / "none" / "race.json"), "there is no folder"),
+        (("--step", "a.py:b", "learn", 2), "mode 'learn' is neither train nor infer"),
+        (("--step", "a.py:b", "train", 0), "batch '0' is no number from 1"),
+        (("--schedules", -1), "--schedules: -1 is below 0"),
+        (("--step", spec("branches"), "infer", 2), "a step is named twice"),
+    ):
+        assert command(*words) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def test_a_step_that_cannot_be_captured_is_named(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "aten", network="reads_a_value") == 1
+    assert found_in(out)["steps"][0]["problem"]
+    assert found_in(out)["totals"]["steps"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("frontend", ["aten", "inductor"])
+def test_schedules_on_a_gpu_are_right_and_missing_events_show(command: Command, tmp_path: Path, frontend: str) -> None:
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", frontend, mode="train", cpu=False) == 0
+    found = found_in(out)
+    assert found["runs"] == "CUDA graphs on streams"
+    assert found["totals"]["caught"] == found["totals"]["removed"] == 3
+    assert "delay" in {event["caught_by"] for event in found["steps"][0]["removed"]}
