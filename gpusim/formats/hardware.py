@@ -342,6 +342,11 @@ def read_hardware(path: Path) -> HardwareModel:
     if model.stream.queues > model.stream.max_queues:
         problem = f"{model.stream.queues} queues, of at most {model.stream.max_queues}"
         raise HardwareError(str(path), problem, place="$.stream.queues")
+    if model.memory.l2_bytes_per_ns > 0.0:
+        for name in ("warp_l2_bytes_per_ns", "warp_dram_bytes_per_ns"):
+            if getattr(model.memory, name) == 0.0:
+                problem = "is 0, and losses to cache misses need it where l2_bytes_per_ns is not 0"
+                raise HardwareError(str(path), problem, place=f"$.memory.{name}")
     return model
 
 

@@ -290,6 +290,19 @@ def test_empty_source_is_refused(tmp_path: Path) -> None:
         read_hardware(written(tmp_path, changed))
 
 
+@pytest.mark.parametrize("field", ["warp_l2_bytes_per_ns", "warp_dram_bytes_per_ns"])
+def test_cache_without_the_bandwidth_of_a_warp_is_refused(field: str, tmp_path: Path) -> None:
+    """Losses to cache misses divide by it."""
+    changed = document()
+    changed["memory"] |= {"l2_bytes_per_ns": 8.0, "warp_l2_bytes_per_ns": 1.0, "warp_dram_bytes_per_ns": 1.0}
+    changed["sources"] = {f"{section}.{name}": "somewhere" for section, name in FIELDS}
+    assert read_hardware(written(tmp_path, changed)).memory.l2_bytes_per_ns == 8.0
+    changed["memory"][field] = 0.0
+    with pytest.raises(HardwareError, match="is 0, and losses to cache misses need it") as caught:
+        read_hardware(written(tmp_path, changed))
+    assert caught.value.place == f"$.memory.{field}"
+
+
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     """A model file that does not exist is a `HardwareError` that names it."""
     with pytest.raises(HardwareError, match=r"none\.json: cannot be read"):
