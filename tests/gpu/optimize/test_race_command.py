@@ -119,6 +119,16 @@ def test_a_schedule_without_its_events_is_wrong(
     assert found_in(out)["totals"]["wrong"] == 4
 
 
+def test_nine_of_ten_removed_events_must_show(race: ModuleType) -> None:
+    def passed(caught: int) -> bool:
+        events = [race.Event(0, "a", "b", "b", "delay" if place < caught else "", True, 0) for place in range(10)]
+        row = race.Row("spec", "infer", 1, "aten", schedules=5, removed=events)
+        result: bool = race.Found("", "", "", "", "", "", {}, "", "tf32", 0, 5, 10, {}, [row]).passed
+        return result
+
+    assert [passed(caught) for caught in (10, 9, 8)] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
