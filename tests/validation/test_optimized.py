@@ -341,7 +341,7 @@ def test_a_case_that_its_time_ends_is_said_to_be(tmp_path: Path, monkeypatch: py
 
 
 def _sleeps(asked: Asked) -> None:
-    with measuring._ended_after(asked.within_s, print):
+    with measuring.ended_after(asked.within_s, print):
         threading.Event().wait(60)
 
 

@@ -104,35 +104,18 @@ def measure(asked: Asked, keep: Keep) -> None:
     `GpuError` for an error of the GPU.
     """
     say = stopwatch()
-    with errors_of_the_gpu(), _ended_after(asked.within_s, say):
+    with errors_of_the_gpu(), ended_after(asked.within_s, say):
         _measure(asked, keep, say)
 
 
 def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
-    device = require_gpu()
-    set_precision(asked.dtype)
-    compiled_before = holds_kernels(device)
-    say("loading the model")
-    step = load_step(
-        asked.spec,
-        mode=asked.mode,
-        batch=asked.batch,
-        dtype=asked.dtype,
-        memory_format=asked.memory_format,
-        device=device,
-        seed=asked.seed,
-    )
-    sensitive = make_sensitive(step, asked.dtype, asked.seed)
+    step, sensitive = loaded(asked, say)
     exact = Exact(step)
-    model = copy.deepcopy(step.module)
-    begin = perf_counter()
-    fast = optimized(step, model, asked, say)
-    optimize_s = perf_counter() - begin
-    gain = fast.gain
-    assert gain is not None
-    contenders = {"optimize": Contender(fast, model)}
+    ours = timed_optimize(step, asked, say)
+    fast = ours.fast
+    contenders = {"optimize": Contender(fast, ours.model)}
     batches = batches_of(step)
-    say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us; {said(gain)}")
+    say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us; {said(ours.gain)}")
     gpu = gpu_facts(lambda: fast(*tensors_of(step)))
     deviations: dict[str, float] = {}
     for stage in stages(asked):
@@ -151,16 +134,59 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         say("timing all in turns")
         calls = {name: each.call for name, each in contenders.items()}
         times = times_in_turns(calls, batches, ROUNDS if stage.complete else FIRST_ROUNDS)
-        measured = Measured(
-            gpu=gpu,
-            gpu_id=gpu_id(),
-            optimized=times.pop("optimize"),
-            peers=times,
+        measured = replace(
+            ours.measured(gpu, times.pop("optimize"), times, sensitive),
             peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
             deviations=dict(deviations),
-            optimize_s=optimize_s,
+        )
+        keep(measured)
+        if stage.complete:
+            say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us while the others hold their memory")
+            _compare(contenders, exact, deviations, say)
+            keep(replace(measured, deviations=dict(deviations)))
+    say("measured")
+
+
+def loaded(asked: Asked, say: Callable[[str], None]) -> tuple[ModelStep, bool]:
+    """Return the step on the GPU, in its precision, and whether its results depend on the inputs."""
+    device = require_gpu()
+    set_precision(asked.dtype)
+    say("loading the model")
+    step = load_step(
+        asked.spec,
+        mode=asked.mode,
+        batch=asked.batch,
+        dtype=asked.dtype,
+        memory_format=asked.memory_format,
+        device=device,
+        seed=asked.seed,
+    )
+    return step, make_sensitive(step, asked.dtype, asked.seed)
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A step as optimized, on a model of its own."""
+
+    fast: OptimizedStep
+    model: torch.nn.Module
+    gain: Gain
+    optimize_s: float
+    compiled_before: bool
+
+    def measured(self, gpu: Gpu, time: Timing, peers: dict[str, Timing], sensitive: bool) -> Measured:
+        """Return its measurements, without memory and deviations of peers."""
+        gain = self.gain
+        return Measured(
+            gpu=gpu,
+            gpu_id=gpu_id(),
+            optimized=time,
+            peers=peers,
+            peer_bytes={},
+            deviations={},
+            optimize_s=self.optimize_s,
             stages_s={stage: round(taken_s, 3) for stage, taken_s in gain.stages_s.items()},
-            compiled_before=compiled_before,
+            compiled_before=self.compiled_before,
             sequential_ns=gain.sequential_ns,
             predicted_ns=gain.predicted_call_ns,
             predicted_interval_ns=gain.predicted_call_interval_ns,
@@ -174,12 +200,17 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
             sensitive=sensitive,
             frontend=gain.frontend,
         )
-        keep(measured)
-        if stage.complete:
-            say(f"a call alone takes {alone_ns(fast, batches) / 1e3:.1f} us while the others hold their memory")
-            _compare(contenders, exact, deviations, say)
-            keep(replace(measured, deviations=dict(deviations)))
-    say("measured")
+
+
+def timed_optimize(step: ModelStep, asked: Asked, say: Callable[[str], None]) -> Optimized:
+    """Optimize a copy of the step's model, and return it with the time that takes. Raises as `optimized`."""
+    compiled_before = holds_kernels()
+    model = copy.deepcopy(step.module)
+    begin = perf_counter()
+    fast = optimized(step, model, asked, say)
+    optimize_s = perf_counter() - begin
+    assert fast.gain is not None
+    return Optimized(fast, model, fast.gain, optimize_s, compiled_before)
 
 
 @dataclass(frozen=True)
@@ -244,7 +275,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def _ended_after(seconds: float | None, say: Callable[[str], None]) -> Iterator[None]:
+def ended_after(seconds: float | None, say: Callable[[str], None]) -> Iterator[None]:
     """End the process after some seconds: a compiler in a library cannot be interrupted otherwise."""
 
     def end() -> None:
@@ -285,11 +316,11 @@ def said(gain: Gain) -> str:
     )
 
 
-def holds_kernels(device: torch.device) -> bool:
-    """Whether Triton's cache on disk has any kernel."""
+def holds_kernels() -> bool:
+    """Whether Triton's cache on disk has any kernel of the current GPU."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
-    folder = Path(triton_cache_dir(device.index or 0))
+    folder = Path(triton_cache_dir(torch.cuda.current_device() if torch.cuda.is_available() else 0))
     return folder.is_dir() and any(folder.iterdir())
 
 
