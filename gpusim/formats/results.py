@@ -40,6 +40,10 @@ Baseline = Literal[
     "torch_compile_combo_kernels",
 ]
 
+#: Freedoms that an optimized step may lack: all kernels but ATen's, all but Inductor's, all streams but one, other
+#: algorithms of its calls, kernels by region.
+Ablation = Literal["aten", "inductor", "one_stream", "no_variants", "no_regions"]
+
 
 class ProcessTimes(Document, frozen=True, kw_only=True, omit_defaults=False):
     """What one process measured of a schedule."""

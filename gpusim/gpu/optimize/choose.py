@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import msgspec
 
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_POLICY, DEFAULT_SEED
 from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import GpusimError, MemoryLimitError, OptionError, PlanError
+from gpusim.formats.results import Ablation
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
@@ -41,6 +43,14 @@ MAX_BYTES = 1 << 62
 KERNELS_FROM_S = 5.0
 #: Front ends to try.
 FRONTENDS: tuple[Frontend, ...] = ("aten", "inductor")
+#: Options that take a freedom away.
+_WITHOUT: Final[dict[Ablation, dict[str, Any]]] = {
+    "aten": {"frontends": ("aten",)},
+    "inductor": {"frontends": ("inductor",)},
+    "one_stream": {"streams": 1},
+    "no_variants": {"variants": False},
+    "no_regions": {"regions": False},
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,16 @@ class Wanted:
     memory_limit_bytes: int | None
     seed: int = DEFAULT_SEED
     frontends: tuple[Frontend, ...] = FRONTENDS
+    variants: bool = True
+    """Whether ops may run other algorithms than the recorded ones."""
+    regions: bool = True
+    """Whether kernels may be chosen by region."""
+    limit_s: float | None = None
+    """Time to make a step ready, in s; None for that of its mode."""
+
+    def without(self, ablation: Ablation) -> Wanted:
+        """Return the options without one freedom."""
+        return replace(self, **_WITHOUT[ablation])
 
     @property
     def kernels(self) -> bool:

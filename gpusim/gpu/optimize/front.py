@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS
 from gpusim.errors import GpuError, OptionError
+from gpusim.formats.results import Ablation
 from gpusim.formats.trace import Frontend
 from gpusim.gpu.device import current, without_autocast
 from gpusim.gpu.optimize.callable import CANNOT, Gain, OptimizedStep
@@ -38,13 +39,16 @@ def optimize(
     memory_limit_bytes: int | None = None,
     seed: int = DEFAULT_SEED,
     frontends: tuple[Frontend, ...] = FRONTENDS,
+    ablation: Ablation | None = None,
+    limit_s: float | None = None,
     executor: Executor | None = None,
     say: Say = lambda _: None,
     warn: Say | None = None,
 ) -> Any:
     """Return the optimized step, or the user's own with one warning. `executor` defaults to the GPU's.
 
-    `frontends` are the kernels to choose from. `warn` is called instead of a warning.
+    `frontends` are the kernels to choose from, `ablation` a freedom not to use, `limit_s` the time to make the step
+    ready in place of its mode's. `warn` is called instead of a warning.
 
     Raises `OptionError` for a target that is neither a module nor callable.
     """
@@ -56,7 +60,9 @@ def optimize(
             executor = CudaExecutor()
         except GpuError:
             return _as_it_is(given, torch.device("cpu"), f"torch {torch.__version__} sees no GPU here", warn)
-    wanted = Wanted(streams, budget_s, memory_limit_bytes, seed, frontends)
+    wanted = Wanted(streams, budget_s, memory_limit_bytes, seed, frontends, limit_s=limit_s)
+    if ablation is not None:
+        wanted = wanted.without(ablation)
     maker = StepMaker(executor, wanted, say)
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Gain]:

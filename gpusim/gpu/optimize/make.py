@@ -131,7 +131,8 @@ class StepMaker:
         with self.say.stage("recording"), put_back(step, roots):
             captured = capture_bound(step, rates, options, inputs, roots)
         inductors = Inductors(step, captured, self.wanted.inductor, self.executor.brief_ns, self.say)
-        end = begin + LIMIT_S[captured.options.mode] - self.wanted.search_s - TRIALS_S[captured.options.mode]
+        limit_s = self.wanted.limit_s or LIMIT_S[captured.options.mode]
+        end = begin + limit_s - self.wanted.search_s - TRIALS_S[captured.options.mode]
         task = _Task(step, captured, rates, inductors, kept, eager_ns, end)
         facts = self._facts()
         found = self._found_before(task, facts)
@@ -261,6 +262,8 @@ class StepMaker:
 
     def _mixed(self, task: _Task, profiled: Sequence[Profiled]) -> list[Profiled]:
         """Return the step with the kernels of both front ends, chosen by region, where that is predicted faster."""
+        if not self.wanted.regions:
+            return []
         captured = task.captured
         calls = [each for each in profiled if each.captured is captured]
         kernels = [each for each in profiled if each.captured is not captured] if self.wanted.kernels else []
@@ -303,7 +306,7 @@ class StepMaker:
             front, trace = each.captured, each.trace
             try:
                 with put_back(task.step), restored(task.captured):
-                    if self.wanted.kernels and task.left_s() >= VARIANTS_S:
+                    if self.wanted.kernels and self.wanted.variants and task.left_s() >= VARIANTS_S:
                         trace = self._with_variants(front, trace, task.left_s() - VARIANTS_S)
                     budget_s = self.wanted.search_s / len(profiled)
                     ranked = candidates(front, trace, self.executor, self.wanted, budget_s, self.say)
@@ -333,6 +336,9 @@ class StepMaker:
             "streams": str(wanted.streams),
             "memory limit": str(wanted.memory_limit_bytes),
             "kernels": " ".join(each for each in wanted.frontends if each == "aten" or wanted.inductor),
+            "variants": str(wanted.variants),
+            "regions": str(wanted.regions),
+            "time limit": str(wanted.limit_s),
             # Where torch must be deterministic, Inductor's kernels add nothing atomically.
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         }
