@@ -27,7 +27,7 @@ model = choice.trace.model
 mode = "training" if model.mode == "train" else "inference"
 replayed = [case for each in files.values() if each.gpu == choice.hardware.gpu for case in each.cases]
 everything = dashboard.counted_replays(replayed)
-optimized = [case for case in everything if case.policy == OPTIMIZE]
+optimized = [case for case in everything if case.policy == OPTIMIZE and case.ablation is None]
 everything = [case for case in everything if case.policy != OPTIMIZE]
 # Networks without convolutions are predicted worse; others would make them look better.
 other_kinds = {case.network for each in files.values() if each.recipe == OTHER_KINDS for case in each.cases}
@@ -116,7 +116,7 @@ view.table(
     [
         {
             "step": case.trace,
-            "policy": case.policy,
+            "policy": case.way,
             "streams": case.streams,
             "predicted, ms": case.predicted_ns / NS_PER_MS,
             "measured, ms": case.measured_ns / NS_PER_MS,

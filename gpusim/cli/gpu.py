@@ -299,7 +299,7 @@ def _calibrate_links(gpus: int, base: str, target: Path | None, rules: bool, as_
     type=click.IntRange(min=1, max=86_400),
     default=None,
     metavar="S",
-    help="With 'against' in the recipe: stop after S seconds.",
+    help="Recipes with 'against' or 'ablations': stop after S seconds.",
 )
 @click.option("--again", is_flag=True, help="RECIPE is a results file: predict its schedules again, without a GPU.")
 @click.option("--models", is_flag=True, help="With --again: compare the choices of simpler models.")
@@ -334,14 +334,15 @@ def validate(
     folder = check_output_folder(output)
     if stage in (None, "capture"):  # other stages run no code of the recipe's files
         check_recipe(plan, recipe, trust_code)
-    if seconds is not None and not plan.against:
-        raise OptionError("only a recipe with 'against' takes a time limit", argument="seconds", value=seconds)
-    if plan.against:
+    if seconds is not None and not plan.optimizes:
+        problem = "only a recipe with 'against' or 'ablations' takes a time limit"
+        raise OptionError(problem, argument="seconds", value=seconds)
+    if plan.optimizes:
         from gpusim.validation.optimized import optimize_cases
         from gpusim.validation.stages import selected
 
         if stage is not None:
-            raise OptionError("a recipe with 'against' has no stages", argument="stage", value=stage)
+            raise OptionError("a recipe that optimizes has no stages", argument="stage", value=stage)
         require_gpu_alone()
         chosen = selected(plan, cases)
         results = optimize_cases(plan, chosen, folder, command_line(), say, trust_code=trust_code, within_s=seconds)

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gpusim.defaults import DEFAULT_SEED, DEFAULT_STREAMS, MAX_BUDGET_S, SEARCH
-from gpusim.formats.results import Baseline, RecipeName
+from gpusim.formats.results import Ablation, Baseline, RecipeName
 from gpusim.formats.schedule import StreamCount
 from gpusim.formats.trace import Dtype, Frontend, MemoryFormat, Mode, named_trace
 from gpusim.io.file_limits import MAX_RECIPE_REPEATS
@@ -57,6 +57,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     case: tuple[Case, ...]
     against: tuple[Baseline, ...] = ()
     """Baselines: each case is optimized (`gpusim.optimize`) and timed with these, and no schedules are replayed."""
+    ablations: tuple[Ablation, ...] = ()
+    """Freedoms to take away: each case is optimized in full and without each of these, and all are timed in turns."""
     policies: tuple[str, ...] = (SEARCH,)
     """Policies to replay in addition to the sequential one, at the stream count predicted best; or any of
     `gpusim.validation.recipe.SEARCHES`.
@@ -96,3 +98,8 @@ class Recipe(Document, frozen=True, kw_only=True):
     seed: Count = DEFAULT_SEED
     traces: str | None = None
     """Folder that keeps the captured traces, relative to the working directory; none are kept without it."""
+
+    @property
+    def optimizes(self) -> bool:
+        """Whether cases are optimized, in place of a replay of schedules."""
+        return bool(self.against or self.ablations)

@@ -70,6 +70,9 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     memory_format: MemoryFormat
     frontend: Frontend
     policy: str
+    ablation: Ablation | None = None
+    """Freedom that the step was optimized without, for policy `optimize`; `baselines` then has the step in full as
+    `optimize`."""
     streams: Positive
     predicted_ns: PositiveNanoseconds
     predicted_interval_ns: tuple[Nanoseconds, Nanoseconds] = (0, 0)
@@ -137,6 +140,11 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     def sequential_times_ns(self) -> tuple[int, ...]:
         """Time of the sequential graph in each process, in ns: it has two states, which a median of processes hides."""
         return tuple(process.sequential_ns for process in self.processes) or (self.sequential_ns,)
+
+    @property
+    def way(self) -> str:
+        """Policy, with the ablation if any."""
+        return self.policy if self.ablation is None else f"{self.policy}: {self.ablation}"
 
     @property
     def outputs(self) -> str:

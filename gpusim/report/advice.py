@@ -109,7 +109,7 @@ def fused_ways(model: Model, gpu: str, files: Iterable[Results]) -> list[Way]:
             if times:
                 time_ns, name = min(times)
                 _keep(best, date, Way(COMPILE, "fused kernels", time_ns, True, None, FUSED[name], source=source))
-            if case.policy == OPTIMIZE and case.outputs_equal:
+            if case.policy == OPTIMIZE and case.ablation is None and case.outputs_equal:
                 name = f"gpusim.optimize, {counted(case.streams, 'stream')}"
                 takes = "one line, below: its own search on your GPU, among other kernels, too"
                 _keep(best, date, Way(OPTIMIZE, name, case.measured_ns, True, None, takes, source=source))

@@ -1,13 +1,14 @@
-"""Recipes with baselines: each case optimized and timed together with torch.compile, in a process of its own.
+"""Recipes with baselines or ablations: each case optimized and timed with these, in a process of its own.
 
 Rows are added to the newest results file of the recipe, so that the same command resumes an interrupted run: a case
-already measured with this code on this GPU is skipped, and one that lacks baselines is timed with these only.
+already measured with this code on this GPU is skipped, and one that lacks baselines or ablations is timed with these
+only.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +20,7 @@ from gpusim.errors import GpusimError, RecipeError
 from gpusim.formats.hardware import default_hardware
 from gpusim.formats.measurement import OutputCheck
 from gpusim.formats.recipe import Case, Recipe
-from gpusim.formats.results import SCHEMA, ProcessTimes, ResultCase, Results, read_all_results
+from gpusim.formats.results import SCHEMA, Ablation, ProcessTimes, ResultCase, Results, read_all_results
 from gpusim.gpu.isolate import alone
 from gpusim.io.files import make_folder
 from gpusim.validation.recipe import check_recipe_code
@@ -52,6 +53,7 @@ def optimize_cases(
     A case that fails, or that the time ends, is reported and left out; where all fail, the first error is raised.
     Raises `TrustError` for a Python file that is not trusted.
     """
+    from gpusim.gpu.optimize.ablations import ablate
     from gpusim.gpu.optimize.measure import measure
 
     check_recipe_code(recipe, recipe.name, trust_code)
@@ -59,8 +61,8 @@ def optimize_cases(
     errors: list[GpusimError] = []
     begin = perf_counter()
     for number, case in enumerate(cases, 1):
-        results = _newest(recipe, folder)
-        if results is not None and any(_is_done(row, case, recipe) for row in results.cases):
+        rows = _rows(recipe, case, folder)
+        if _is_done(rows, case, recipe):
             say(f"measured before: {case.trace_name}")
             continue
         left_s = None if within_s is None else within_s - (perf_counter() - begin)
@@ -68,22 +70,21 @@ def optimize_cases(
             say(f"no time is left for {case.trace_name}")
             errors.append(RecipeError(recipe.name, f"has no case that can be measured in {within_s:g} s"))
             continue
-        row = None if results is None else next((row for row in results.cases if _is_whole(row, case, recipe)), None)
-        asked = asked_of(case, recipe, left_s, row, last=number == len(cases))
-        doing = "optimizing" if row is None else f"adding {', '.join((*asked.peers, *asked.further))} to"
-        say(f"{doing} {case.trace_name}")
+        row = next((row for row in rows if _is_whole(row, recipe)), None)
+        known = {row.ablation for row in rows if row.ablation is not None}
+        asked = asked_of(case, recipe, left_s, row, last=number == len(cases), known=known)
+        adding = ", ".join((*asked.peers, *asked.further, *asked.ablations))
+        say(f"{'optimizing' if row is None else f'adding {adding} to'} {case.trace_name}")
         try:
-            alone(measure, asked, Keeper(case, recipe, folder, command, row))
+            alone(ablate if recipe.ablations else measure, asked, Keeper(case, recipe, folder, command, row))
         except GpusimError as cause:
             errors.append(cause)
             ended = within_s is not None and perf_counter() - begin >= within_s
             say(
                 f"no time is left for the rest of {case.trace_name}" if ended else f"failed: {case.trace_name}: {cause}"
             )
-        results = _newest(recipe, folder)
-        for row in () if results is None else results.cases:
-            if _is_of(row, case):
-                say(f"{row.trace}: {in_words(row)}")
+        for row in _rows(recipe, case, folder):
+            say(f"{row.trace}: {in_words(row)}")
     results = _newest(recipe, folder)
     if results is None:
         raise errors[0] if errors else RecipeError(recipe.name, "has no case to measure")
@@ -99,19 +100,19 @@ class Keeper:
     folder: Path
     command: str
     before: ResultCase | None = None
-    """Row of an earlier run, to which baselines are added."""
+    """Row of an earlier run, to which baselines or ablations are added."""
 
     def __call__(self, measured: Measured) -> None:
-        """Add a row. Raises `RecipeError` where results, or the row that gets baselines, are of another machine."""
+        """Add a row. Raises `RecipeError` where results, or the row of an earlier run, are of another machine."""
         results = _newest(self.recipe, self.folder)
         if results is not None and results.gpu != measured.gpu.name:
             raise RecipeError(self.recipe.name, f"results in '{self.folder}' are of {results.gpu}; give another folder")
         row = row_of(self.case, measured)
-        if self.before is not None:
-            other = _difference(self.before, row)
+        if self.before is not None and row.ablation is None:
+            other, what = _difference(self.before, row), "ablations" if self.recipe.ablations else "baselines"
             if other:
-                raise RecipeError(self.recipe.name, f"no baselines are added to {row.trace}: {other}")
-            row = with_baselines(self.before, measured)
+                raise RecipeError(self.recipe.name, f"no {what} are added to {row.trace}: {other}")
+            row = self.before if self.recipe.ablations else with_baselines(self.before, measured)
         write_results(_with(results, row, self.recipe, measured, self.command), self.folder)
 
 
@@ -122,15 +123,17 @@ def asked_of(
     before: ResultCase | None = None,
     *,
     last: bool = False,
+    known: Collection[Ablation] = (),
 ) -> Asked:
     """Return the options of a case's measurement; with the row of an earlier run, those of the baselines it lacks.
+    Ablations that are `known` are left out.
 
     Such a baseline, or one of the last case of a run with a time limit, may take all the time that is left: the rest is
     in the results by then, and what a compiler has tuned is in its own cache.
     """
     from gpusim.gpu.optimize.measure import FURTHER_S, Asked
 
-    known = {} if before is None else before.baselines
+    beside = {} if before is None else before.baselines
     later_s = FURTHER_LATER_S if within_s is None else max(FURTHER_S, within_s - LEAST_CASE_S)
 
     assert case.spec is not None
@@ -142,13 +145,14 @@ def asked_of(
         batch=case.batch,
         dtype=case.dtype,
         memory_format=case.memory_format,
-        peers=tuple(peer for peer in recipe.against if peer not in known),
-        further=tuple(peer for peer in case.against if peer not in recipe.against and peer not in known),
+        peers=tuple(peer for peer in recipe.against if peer not in beside),
+        further=tuple(peer for peer in case.against if peer not in recipe.against and peer not in beside),
         streams=recipe.streams,
         budget_s=recipe.budget_s,
         seed=recipe.seed,
         within_s=within_s,
         further_s=later_s if before is not None or (last and within_s is not None) else FURTHER_S,
+        ablations=tuple(each for each in recipe.ablations if each not in known),
     )
 
 
@@ -181,6 +185,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         memory_format=case.memory_format,
         frontend=measured.frontend,
         policy=OPTIMIZE,
+        ablation=measured.ablation,
         streams=measured.streams,
         predicted_ns=max(1, measured.predicted_ns),
         predicted_interval_ns=measured.predicted_interval_ns,
@@ -232,7 +237,10 @@ def in_words(row: ResultCase) -> str:
     """Summarize a row in a line."""
     best = min((name for name in row.baselines if name != "eager"), key=row.over, default="")
     against = f", {row.over(best):.2f}x over {best}" if best else ""
-    return f"{row.measured_ns / 1e3:.0f} us a call on {row.streams} streams, kernels of {row.frontend}{against}"
+    without = "" if row.ablation is None else f"{row.ablation}, "
+    return (
+        f"{without}{row.measured_ns / 1e3:.0f} us a call on {row.streams} streams, kernels of {row.frontend}{against}"
+    )
 
 
 def _newest(recipe: Recipe, folder: Path) -> Results | None:
@@ -240,14 +248,22 @@ def _newest(recipe: Recipe, folder: Path) -> Results | None:
     return max(runs, key=lambda each: each.date, default=None)
 
 
+def _rows(recipe: Recipe, case: Case, folder: Path) -> list[ResultCase]:
+    """Return the rows of a case with the current code."""
+    results = _newest(recipe, folder)
+    return [] if results is None else [row for row in results.cases if _is_of(row, case)]
+
+
 def _is_of(row: ResultCase, case: Case) -> bool:
     """Whether a row is of this case and the current code."""
     return (row.trace, row.memory_format, row.commit) == (case.trace_name, case.memory_format, code_version())
 
 
-def _is_whole(row: ResultCase, case: Case, recipe: Recipe) -> bool:
-    """Whether a run went on to its end: all baselines of the recipe, and the deviations, which come last."""
-    return _is_of(row, case) and set(recipe.against) <= set(row.baselines) and OPTIMIZE in row.deviations
+def _is_whole(row: ResultCase, recipe: Recipe) -> bool:
+    """Whether a row is of the step in full, and its times are final: with baselines, its deviations come last."""
+    if recipe.ablations:
+        return row.ablation is None
+    return set(recipe.against) <= set(row.baselines) and OPTIMIZE in row.deviations
 
 
 def _difference(before: ResultCase, now: ResultCase) -> str:
@@ -258,8 +274,10 @@ def _difference(before: ResultCase, now: ResultCase) -> str:
     return "; ".join(f"{name} was {then}, is {today}" for name, (then, today) in pairs.items() if then != today)
 
 
-def _is_done(row: ResultCase, case: Case, recipe: Recipe) -> bool:
-    return _is_of(row, case) and {*recipe.against, *case.against} <= set(row.baselines)
+def _is_done(rows: Sequence[ResultCase], case: Case, recipe: Recipe) -> bool:
+    if recipe.ablations:
+        return {None, *recipe.ablations} <= {row.ablation for row in rows}
+    return any({*recipe.against, *case.against} <= set(row.baselines) for row in rows)
 
 
 def _with(results: Results | None, row: ResultCase, recipe: Recipe, measured: Measured, command: str) -> Results:
@@ -275,7 +293,12 @@ def _with(results: Results | None, row: ResultCase, recipe: Recipe, measured: Me
             gpusim=code_version(),
             cases=(row,),
         )
-    earlier = tuple(
-        each for each in results.cases if (each.trace, each.memory_format) != (row.trace, row.memory_format)
-    )
+    earlier = tuple(each for each in results.cases if not _is_replaced(each, row))
     return msgspec.structs.replace(results, cases=(*earlier, row))
+
+
+def _is_replaced(earlier: ResultCase, row: ResultCase) -> bool:
+    """Whether a row takes the place of an earlier one: of its step and ablation, or of its step and other code."""
+    if (earlier.trace, earlier.memory_format) != (row.trace, row.memory_format):
+        return False
+    return earlier.ablation == row.ablation or earlier.commit != row.commit

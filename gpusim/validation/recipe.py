@@ -55,6 +55,10 @@ def read_recipe(path: Path, numbers: Sequence[int] = ()) -> Recipe:
         raise RecipeError(
             str(path), "trials replay the fastest of those tried, neighbours all; give one of both", place="$.trials"
         )
+    if recipe.ablations and recipe.against:
+        raise RecipeError(str(path), "has 'against', too: give one of both", place="$.ablations")
+    if len(set(recipe.ablations)) < len(recipe.ablations):
+        raise RecipeError(str(path), "names one of them twice", place="$.ablations")
     _check_names(recipe, path)
     return recipe
 
@@ -116,8 +120,9 @@ def _wrong_with(case: Case) -> str:
 
 def _wrong_against(case: Case, recipe: Recipe) -> str:
     """Return the reason why a case contradicts the recipe's baselines, or ""."""
-    if recipe.against and case.trace is not None:
-        return "a recipe with 'against' optimizes models; give 'spec' in place of 'trace'"
+    if recipe.optimizes and case.trace is not None:
+        which = "against" if recipe.against else "ablations"
+        return f"a recipe with '{which}' optimizes models; give 'spec' in place of 'trace'"
     if case.against and not recipe.against:
         return "'against' of a case goes with 'against' of the recipe"
     return ""

@@ -61,7 +61,7 @@ def case_table(cases: Iterable[ResultCase]) -> list[str]:
     for case in cases:
         interval = f"{case.interval_ns[0] / 1e3:.0f}-{case.interval_ns[1] / 1e3:.0f}"
         rows.append(
-            f"| {case.trace} | {case.policy} | {case.streams} | {case.eager_ns / 1e3:.0f} | "
+            f"| {case.trace} | {case.way} | {case.streams} | {case.eager_ns / 1e3:.0f} | "
             f"{case.sequential_ns / 1e3:.0f} | {case.measured_ns / 1e3:.0f} | {interval} | **{case.speedup:.2f}x** | "
             f"{case.predicted_ns / 1e3:.0f} | {case.error:+.1%} | {case.sequential_prediction_error:+.1%} "
             f"| {case.outputs} |"
@@ -109,7 +109,7 @@ def print_results(results: Results) -> None:
     for case in results.cases:
         table.add_row(
             case.trace,
-            case.policy,
+            case.way,
             str(case.streams),
             format_ns(case.sequential_ns),
             format_ns(case.measured_ns),

@@ -155,7 +155,7 @@ def test_a_baseline_that_a_later_run_added_counts_by_its_ratio() -> None:
     assert compiled.takes == FUSED["torch_compile_max_autotune"]
 
 
-def test_of_several_runs_the_newest_counts_and_different_outputs_are_no_way() -> None:
+def test_of_several_runs_the_newest_counts_and_different_outputs_or_ablations_are_no_way() -> None:
     model = wide_trace().model
     step = msgspec.structs.replace(
         case(100, 60_000),
@@ -171,8 +171,9 @@ def test_of_several_runs_the_newest_counts_and_different_outputs_are_no_way() ->
     for cases in ([old, new], [new, old]):
         _, optimized = fused_ways(model, "NVIDIA H200", [make_results([each]) for each in cases])
         assert optimized.time_ns == 70_000
-    wrong = msgspec.structs.replace(new, outputs_equal=False)
-    assert [way.what for way in fused_ways(model, "NVIDIA H200", [make_results([wrong])])] == [COMPILE]
+    for change in ({"outputs_equal": False}, {"ablation": "aten"}):
+        other = msgspec.structs.replace(new, **change)
+        assert [way.what for way in fused_ways(model, "NVIDIA H200", [make_results([other])])] == [COMPILE]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,6 @@ changes; `captured`, `lists` and `optimizers` record it; `fronts`, `fused`, `ima
 looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `gpusim.gpu.reach` finds in the code,
 compared by `unchanged`.
 
-`measure` and `peers` time it beside `torch.compile`, with weights of `sensitive` that let a wrong result show; `race`
-and `race_check` look for missing events in schedules.
+`measure` and `peers` time it beside `torch.compile`, `ablations` beside itself with one freedom less, with weights of
+`sensitive` that let a wrong result show; `race` and `race_check` look for missing events in schedules.
 """

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpusim.errors import CaptureError, GpuError
-from gpusim.formats.results import Baseline
+from gpusim.formats.results import Ablation, Baseline
 from gpusim.formats.trace import Dtype, Frontend, Gpu, MemoryFormat, Mode, Timing
 from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, gpu_id, require_gpu, set_precision
@@ -61,6 +61,8 @@ class Asked:
     """Time limit for making one of `further`, in s."""
     within_s: float | None = None
     """Time after which the process ends, wherever it is."""
+    ablations: tuple[Ablation, ...] = ()
+    """Freedoms to take away one at a time, for `gpusim.gpu.optimize.ablations`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Measured:
     sensitive: bool
     """Whether the results depend on the inputs, so that a wrong one shows."""
     frontend: Frontend
+    ablation: Ablation | None = None
+    """Freedom that was taken away."""
 
 
 Keep = Callable[[Measured], None]
@@ -202,12 +206,18 @@ class Optimized:
         )
 
 
-def timed_optimize(step: ModelStep, asked: Asked, say: Callable[[str], None]) -> Optimized:
+def timed_optimize(
+    step: ModelStep,
+    asked: Asked,
+    say: Callable[[str], None],
+    ablation: Ablation | None = None,
+    limit_s: float | None = None,
+) -> Optimized:
     """Optimize a copy of the step's model, and return it with the time that takes. Raises as `optimized`."""
     compiled_before = holds_kernels()
     model = copy.deepcopy(step.module)
     begin = perf_counter()
-    fast = optimized(step, model, asked, say)
+    fast = optimized(step, model, asked, say, ablation, limit_s)
     optimize_s = perf_counter() - begin
     assert fast.gain is not None
     return Optimized(fast, model, fast.gain, optimize_s, compiled_before)
@@ -325,9 +335,17 @@ def holds_kernels() -> bool:
 
 
 def optimized(
-    step: ModelStep, model: torch.nn.Module, asked: Asked, say: Callable[[str], None] = lambda _: None
+    step: ModelStep,
+    model: torch.nn.Module,
+    asked: Asked,
+    say: Callable[[str], None] = lambda _: None,
+    ablation: Ablation | None = None,
+    limit_s: float | None = None,
 ) -> OptimizedStep:
-    """Return the step as optimized by `gpusim.optimize`. Raises `CaptureError` where it comes back unoptimized."""
+    """Return the step as optimized by `gpusim.optimize`, with its `ablation` and `limit_s`.
+
+    Raises `CaptureError` where it comes back unoptimized.
+    """
     target: Call = model if step.loss is None else user_step(step, model, model)
     problems: list[str] = []
     fast = optimize(
@@ -336,6 +354,8 @@ def optimized(
         streams=asked.streams,
         budget_s=asked.budget_s,
         seed=asked.seed,
+        ablation=ablation,
+        limit_s=limit_s,
         say=say,
         warn=problems.append,
     )

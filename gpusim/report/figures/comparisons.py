@@ -129,7 +129,7 @@ def _ticks(low: float, high: float) -> dict[str, list[float] | str]:
 
 def _case_text(case: ResultCase) -> str:
     return (
-        f"<b>{escape(case.trace)}</b><br>{escape(case.policy)}, {counted(case.streams, 'stream')}<br>"
+        f"<b>{escape(case.trace)}</b><br>{escape(case.way)}, {counted(case.streams, 'stream')}<br>"
         f"measured {us_text(case.measured_ns)} ({case.speedup:.2f}x)<br>"
         f"predicted {us_text(case.predicted_ns)} ({case.predicted_speedup:.2f}x), error {case.error:+.1%}"
     )
