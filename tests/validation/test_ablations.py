@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpusim.cli import cli
-from gpusim.errors import CaptureError, RecipeError
+from gpusim.errors import CaptureError, MeasurementError, RecipeError
 from gpusim.formats.results import Ablation, read_all_results, read_results
 from gpusim.gpu.optimize import ablations
 from gpusim.gpu.optimize import measure as measuring
@@ -20,6 +20,7 @@ from gpusim.gpu.optimize.measure import Asked, Measured
 from gpusim.validation import optimized as running
 from gpusim.validation.optimized import optimize_cases
 from gpusim.validation.recipe import read_recipe
+from tests.repo.test_readme import script
 from tests.support.optimizing import fast
 from tests.validation.test_optimized import asking, itself, measured, on_cpu, recipe_file, timing
 
@@ -187,6 +188,21 @@ def test_a_step_that_is_not_optimized_in_full_is_a_failed_case(monkeypatch: pyte
     monkeypatch.setattr(ablations, "make", itself)
     with pytest.raises(CaptureError, match="net is not optimized"):
         ablate(replace(asking(()), ablations=("aten",)), lambda _: pytest.fail("kept"))
+
+
+def test_the_table_has_each_ablations_time_over_that_of_the_step_in_full_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = script("make_ablation_table").lines
+    with pytest.raises(MeasurementError, match="no results"):
+        lines(tmp_path)
+    recipe = read_recipe(recipe_file(tmp_path, ABLATIONS.replace('"less"', '"kernels"')))
+    monkeypatch.setattr(running, "alone", keeps(None, "one_stream"))
+    optimize_cases(recipe, recipe.case, tmp_path / "out", "c", lambda _: None)
+    assert lines(tmp_path / "out")[::2] == [
+        "|step|us in full|aten|inductor|one_stream|no_variants|no_regions|",
+        "|`googlenet-infer-b1`|400|||1.25x|||",
+    ]
 
 
 def test_committed_rows_with_an_ablation_are_of_its_recipe_and_have_the_step_in_full_beside_them() -> None:
