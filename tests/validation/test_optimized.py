@@ -503,12 +503,40 @@ def test_weights_of_a_model_whose_outputs_depend_on_its_input_stay() -> None:
     assert all(torch.equal(value, before[name]) for name, value in step.module.state_dict().items())
 
 
-def test_a_model_that_ignores_its_input_is_said_to() -> None:
-    class Deaf(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 0.0
+def test_other_tokens_show_that_outputs_depend_on_the_input() -> None:
+    """Tokens are exchanged; integers that ascend, as offsets of bags do, stay."""
+    torch.manual_seed(0)
+    table = nn.EmbeddingBag(9, 4, mode="sum")
+    before = table.weight.detach().clone()
+    offsets = torch.tensor([0, 2, 3])
+    step = ModelStep("table", table, (torch.tensor([3, 1, 4, 1, 5]), offsets), None, None)
+    assert make_sensitive(step, "fp32", 0)
+    assert torch.equal(table.weight, before)
+    assert offsets.tolist() == [0, 2, 3]
 
-    assert not make_sensitive(ModelStep("deaf", Deaf(), (torch.randn(4, 6),), None, None), "fp32", 0)
+
+def test_weights_of_zeros_are_not_drawn_alike() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)).eval()
+    for layer in model:
+        nn.init.zeros_(layer.weight)
+    assert make_sensitive(ModelStep("zeros", model, (torch.randn(4, 6),), None, None), "fp32", 0)
+    assert not torch.equal(model[0].weight, model[1].weight)
+
+
+def test_a_model_that_ignores_its_input_is_said_to_and_keeps_its_weights() -> None:
+    class Deaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            nn.init.normal_(self.layer.weight, std=1e-6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x * 0.0)
+
+    model = Deaf()
+    before = model.layer.weight.detach().clone()
+    assert not make_sensitive(ModelStep("deaf", model, (torch.randn(4, 6),), None, None), "fp32", 0)
+    assert torch.equal(model.layer.weight, before)
 
 
 def test_no_deviation_is_told_where_dropout_makes_every_step_another_one() -> None:
