@@ -43,7 +43,7 @@ class ConcurrentChains(Document, frozen=True, kw_only=True):
     empty_ns: Nanoseconds
     """Part of each time in `runs` that is not theirs: that between two kernels that record the time, in ns."""
     calls: tuple[ChainedCall, ...]
-    runs: tuple[ChainsBeside, ...]
+    runs: Annotated[tuple[ChainsBeside, ...], Meta(min_length=1)]
 
     def problem(self) -> tuple[int, str] | None:
         """Return the first run that does not fit the calls, and how; None if all do."""

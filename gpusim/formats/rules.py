@@ -10,6 +10,7 @@ from gpusim.formats.concurrent_chains import ConcurrentChains
 from gpusim.formats.hyper_q import HyperQ
 from gpusim.formats.trace import Gpu
 from gpusim.io.files import Document, read_document
+from gpusim.text import short_value
 
 SCHEMA: Final = "gpusim-rules/1"
 #: Experiments that are not of one rule of the dispatcher.
@@ -67,7 +68,12 @@ class Rules(Document, frozen=True, kw_only=True):
 def read_rules(path: Path) -> Rules:
     """Read a report. Raises `MeasurementError`, also for chains that do not fit each other."""
     report = read_document(path, Rules, SCHEMA, MeasurementError)
+    names: set[str] = set()
     for number, experiment in enumerate(report.chains):
+        if experiment.name in names:
+            second = f"is the second experiment '{short_value(experiment.name)}'"
+            raise MeasurementError(str(path), second, place=f"$.chains[{number}].name")
+        names.add(experiment.name)
         problem = experiment.problem()
         if problem is not None:
             raise MeasurementError(str(path), problem[1], place=f"$.chains[{number}].runs[{problem[0]}]")

@@ -224,6 +224,16 @@ def test_chains_that_do_not_fit_are_refused(changes: dict[str, Any], text: str, 
     assert "$.chains[0].runs[1]" in str(caught.value)
 
 
+def test_an_experiment_without_runs_or_twice_is_refused(tmp_path: Path) -> None:
+    good, path = measured(), tmp_path / "r.json"
+    write_document(path, msgspec.structs.replace(report(good), chains=(msgspec.structs.replace(good, runs=()),)))
+    with pytest.raises(MeasurementError, match=r"\$\.chains\[0\]\.runs"):
+        read_rules(path)
+    write_document(path, msgspec.structs.replace(report(good), chains=(good, good)))
+    with pytest.raises(MeasurementError, match=r"\$\.chains\[1\]\.name: is the second experiment"):
+        read_rules(path)
+
+
 # --- Which experiments run ---
 
 
