@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from gpusim.engine.batch import BatchEngine
@@ -23,6 +24,7 @@ from gpusim.policies.registry import POLICIES
 from gpusim.search.budget import SEARCH
 from gpusim.search.events import compared_ns
 from gpusim.search.explore import explore
+from gpusim.search.judging import REFUSED_NS
 from gpusim.search.misses import MissTimes
 from gpusim.search.neighbourhood import Refined, _Search, refine
 from gpusim.search.variants import usual_splits
@@ -158,3 +160,26 @@ def test_schedules_found_keep_the_memory_limit() -> None:
     found = search(graph, made(graph, 4), 600, memory_limit_bytes=limit_bytes)
     assert found.schedules
     assert all(Evaluator(graph).evaluate(each).peak_bytes <= limit_bytes for each in found.schedules)
+
+
+def test_misses_are_simulated_for_the_candidates_that_compare_best_without_them() -> None:
+    """Each event counts: the faster of two candidates is refused once it has many."""
+    graph = step(UNET)
+    search = _Search(graph, 4, 0, None, None)
+    search.start(made(graph, 4))
+    candidates = search._candidates(search.kept[:2])
+    orders = search.judge.orders(candidates.keys)
+    for costly in (0, 1):
+        events = np.array([10**6 * (number == costly) for number in range(2)])
+        refused = search.judge.predict(candidates, orders, events, 1).makespan_ns >= REFUSED_NS
+        assert refused.tolist() == [number == costly for number in range(2)]
+
+
+def test_a_seed_that_is_as_fast_with_fewer_events_is_part_of_the_result() -> None:
+    graph = step(UNET)
+    search = _Search(graph, 4, 0, None, None)
+    search.start(made(graph, 4))
+    fastest = min(search.best_seeds, key=lambda each: search._predicted_ns([each]))
+    search.kept = [dataclasses.replace(fastest, events=fastest.events + 10**6)]
+    found = search.result(interrupted=False)
+    assert fastest.events in found.events

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from itertools import islice
+from random import Random
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from gpusim.errors import ReplayError
 from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Mode
 from gpusim.gpu.optimize.arena_runner import ArenaRunner
-from gpusim.gpu.optimize.race import Racing, delayed, disorders, hurried
-from gpusim.gpu.optimize.race_check import Reference, StepCheck
+from gpusim.gpu.optimize.race import Racing, Results, delayed, disorders, hurried
+from gpusim.gpu.optimize.race_check import OnGpu, Reference, StepCheck, _SlowRunner
 from gpusim.gpu.replay.execute import InitialState
+from gpusim.gpu.replay.timing import SPIN_CYCLES_PER_NS
+from gpusim.plan.arena import Arena, pack
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.happens_before import HappensBefore, data_races
 from gpusim.plan.schedule import Schedule
@@ -147,3 +151,38 @@ def test_nothing_of_an_earlier_run_is_left_in_a_spoiled_arena() -> None:
     assert all(bool(tensor.isnan().all()) for tensor in numbers)
     assert integers  # places of a pooling
     assert all(not bool(tensor.any()) for tensor in integers)
+
+
+def test_on_a_gpu_streams_are_held_back_at_random_and_one_op_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the schedules run at the GPU's pace; of the others, one op of each stream waits for up to a step."""
+    drawn: list[dict[int, float]] = []
+    on_gpu = OnGpu.__new__(OnGpu)
+    on_gpu.step_ns = 1e6
+
+    def results(racing: Racing, arena: Arena, delays: Mapping[int, float]) -> Results:
+        drawn.append(dict(delays))
+        return {}
+
+    monkeypatch.setattr(on_gpu, "_results", results)
+    check = step("branches", "train")
+    racing, rng = check.schedule(0), Random(0)
+    planned = racing.happens_before
+    for _ in range(40):
+        on_gpu.at_some_pace(racing, planned, rng)
+    held = [delays for delays in drawn if delays]
+    assert 8 < len(held) < 32
+    assert all(len({racing.streams[op] for op in delays}) == len(delays) for delays in held)
+    assert all(0.0 <= delay_ns <= on_gpu.step_ns for delays in held for delay_ns in delays.values())
+    on_gpu.without_haste(racing, 3, pack(racing.trace, planned, racing.covered, kept=True))
+    assert drawn[-1] == {3: 10 * on_gpu.step_ns}
+
+
+def test_a_stream_is_held_back_before_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append(("sleep", cycles)))
+    monkeypatch.setattr(ArenaRunner, "run", lambda self, op: done.append(("run", op)))
+    runner = _SlowRunner.__new__(_SlowRunner)
+    runner.delays = {1: 1000.0}
+    runner.run(0)
+    runner.run(1)
+    assert done == [("run", 0), ("sleep", round(1000.0 * SPIN_CYCLES_PER_NS)), ("run", 1)]
