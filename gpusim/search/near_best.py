@@ -25,8 +25,8 @@ WALKS, BATCHES = 24, 12
 def near_best(graph: OpGraph, seeds: Sequence[Schedule], max_streams: int, count: int, seed: int) -> list[Schedule]:
     """Return up to `count` schedules predicted within `NEAR_FRAC` of the best one, evenly over that range of times.
 
-    They are found by random changes of `seeds` on captured kernels, and of each predicted time there is one. The same
-    seed gives the same schedules.
+    They are found by random changes of `seeds` on captured kernels, and of each predicted time there is one. Times are
+    those without L2 cache misses. The same seed gives the same schedules.
     """
     random = np.random.Generator(np.random.PCG64(seed))
     moves, engine = Moves(graph, max_streams, random, False), BatchEngine(graph)

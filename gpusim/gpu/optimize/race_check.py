@@ -125,7 +125,7 @@ class OnGpu:
         return self._replayed(self.graph.trace, self._sequential)
 
     def at_some_pace(self, racing: Racing, planned: HappensBefore, rng: Random) -> Results:
-        """Return the results at the pace of the GPU or, in turns, with an op of each stream held back for up to the
+        """Return the results at the pace of the GPU or, at random, with an op of each stream held back for up to the
         time of the step.
         """
         arena = pack(racing.trace, planned, racing.covered, kept=True)
