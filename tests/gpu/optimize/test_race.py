@@ -157,7 +157,7 @@ def test_on_a_gpu_streams_are_held_back_at_random_and_one_op_for_long(monkeypatc
     """Half of the schedules run at the GPU's pace; of the others, one op of each stream waits for up to a step."""
     drawn: list[dict[int, float]] = []
     on_gpu = OnGpu.__new__(OnGpu)
-    on_gpu.step_ns = 1e6
+    on_gpu.step_ns = 1_000_000
 
     def results(racing: Racing, arena: Arena, delays: Mapping[int, float]) -> Results:
         drawn.append(dict(delays))
