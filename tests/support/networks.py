@@ -227,6 +227,18 @@ class Attention(nn.Module):
         return F.linear(x.mean(1), self.embed.weight)
 
 
+class Table(nn.Module):
+    """Rows of a table, many of them several times: on two threads Inductor adds to their gradient atomically."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, 32)
+        self.layer = nn.Linear(32, CLASSES)
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.rows(places).relu().mean(1))
+
+
 class BufferView(nn.Module):
     """A buffer that is a view of another, and a counter: both change in place during the step."""
 
@@ -450,6 +462,10 @@ def up_and_down(batch: int) -> Made:
 
 def attention(batch: int) -> Made:
     return Attention(), (torch.randint(0, 11, (batch, 6)),)
+
+
+def table(batch: int) -> Made:
+    return Table(), (torch.randint(0, 64, (batch, 256)),)
 
 
 def buffer_view(batch: int) -> Made:

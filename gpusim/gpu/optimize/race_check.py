@@ -6,6 +6,7 @@ on the CPU in orders that the events allow. Either way the paces follow from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from gpusim.errors import ReplayError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize.arena_runner import ArenaRunner
 from gpusim.gpu.optimize.race import Functions, Racing, Results, delayed, disorders, hurried
-from gpusim.gpu.replay.compare import NO_NOISE, TOLERANCE, check_same_kernels, compare
+from gpusim.gpu.replay.compare import NO_NOISE, TOLERANCE, compare
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.gpu.replay.execute import InitialState, Runner, results_of
 from gpusim.gpu.replay.rounding import rounding_noise
@@ -29,6 +30,7 @@ from gpusim.plan.happens_before import HappensBefore
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.policies.random_schedules import random_schedule
+from gpusim.trace.atomic_additions import behind_atomic_additions
 from gpusim.units import ms_to_ns
 
 #: Time for which a stream without an event is held back: so many times that of the step, and at least so many ms.
@@ -182,15 +184,19 @@ class Removed:
 class Reference:
     """Results in recorded order, of two runs, to compare others with.
 
-    Where the two agree bit for bit, others must, too. Otherwise some kernel is not deterministic, and others must agree
-    within the limit that a replay's outputs have. Raises `ReplayError` where the two differ by more than that.
+    They must agree bit for bit. Those behind atomic additions (`gpusim.trace.atomic_additions`) must agree within the
+    limit that a replay's outputs have: kernels that run side by side add in another order than one alone, so that two
+    runs in recorded order may agree by luck. Where the two differ elsewhere, another kernel is not deterministic, and
+    that limit holds for all results. Raises `ReplayError` where the two differ by more than that.
     """
 
     def __init__(self, trace: Trace, run: Callable[[], Results], noise: Callable[[], Mapping[int, float]]) -> None:
         self.trace, self.wanted, again = trace, run(), run()
         self.noise: Mapping[int, float] = NO_NOISE
         self.repeated = compare(trace, again, self.wanted)
-        self.bit_for_bit = self.repeated.bit_equal
+        self.behind = behind_atomic_additions(trace) & self.wanted.keys()
+        self.rounded = self.behind if self._all_equal(again, self.behind) else frozenset(self.wanted)
+        """Results that must agree within the limit; all others bit for bit."""
         if self.bit_for_bit:
             return
         self.noise = noise()
@@ -200,17 +206,31 @@ class Reference:
             raise ReplayError(f"two runs of '{trace.name}' in recorded order {problem}")
 
     @property
+    def bit_for_bit(self) -> bool:
+        """Whether all results must agree bit for bit."""
+        return not self.rounded
+
+    @property
     def tolerance(self) -> float:
-        """Largest error of a right result; 0 where results must agree bit for bit."""
+        """Largest error of a right result; 0 where all must agree bit for bit."""
         return 0.0 if self.bit_for_bit else max(TOLERANCE[self.trace.model.dtype], 3 * self.repeated.worst_error)
 
-    def agrees(self, results: Results) -> bool:
-        """Whether results are those of the recorded order; NaN is equal to nothing."""
-        if results.keys() != self.wanted.keys():
-            return False
+    def error(self, results: Results) -> float:
+        """Return the largest error of the results, over its scale; infinity where one that must does not agree bit for
+        bit. NaN is equal to nothing.
+        """
+        if results.keys() != self.wanted.keys() or not self._all_equal(results, self.rounded):
+            return math.inf
         if self.bit_for_bit:
-            return all(torch.equal(results[index], tensor) for index, tensor in self.wanted.items())
-        return check_same_kernels(self.trace, results, self.wanted, self.repeated, self.noise).equal
+            return 0.0
+        return compare(self.trace, results, self.wanted, self.noise).worst_error
+
+    def agrees(self, results: Results) -> bool:
+        """Whether results are those of the recorded order."""
+        return self.error(results) <= self.tolerance
+
+    def _all_equal(self, results: Results, but: frozenset[int]) -> bool:
+        return all(torch.equal(results[index], tensor) for index, tensor in self.wanted.items() if index not in but)
 
 
 class StepCheck:
@@ -220,6 +240,8 @@ class StepCheck:
         self.graph, self.state, self.device, self.seed = graph, state, device, seed
         self.on: Device = (OnGpu if device.type == "cuda" else OnCpu)(graph, state, device, seed)
         self.reference = Reference(graph.trace, self.on.recorded, self._noise)
+        self.largest_error = 0.0
+        """Largest error of a right result so far, of schedules with all events; 0 where all agree bit for bit."""
 
     @cached_property
     def one_by_one(self) -> Reference:
@@ -247,7 +269,7 @@ class StepCheck:
         """Whether a random schedule gives the results of the recorded order, at a random pace."""
         racing = self.schedule(number)
         pace = Random(f"{self.seed}:pace:{number}")
-        return self.reference.agrees(self.on.at_some_pace(racing, racing.happens_before, pace))
+        return self._is_right(self.on.at_some_pace(racing, racing.happens_before, pace))
 
     def without_events(self, first: int = 0) -> Iterator[Removed]:
         """Remove one random necessary event of each random schedule that has one, from schedule `first` on."""
@@ -267,7 +289,7 @@ class StepCheck:
         planned, less = racing.happens_before, racing.without(place)
         arena = racing.arena(planned)
         op, waited_for = racing.events[place]
-        right = self.reference.agrees(self.on.without_haste(racing, late, arena))
+        right = self._is_right(self.on.without_haste(racing, late, arena))
         if not self._agrees(self.reference, partial(self.on.without_haste, less, late, arena)):
             caught_by = "delay"
         elif not all(
@@ -277,6 +299,13 @@ class StepCheck:
         else:
             caught_by = ""
         return Removed(number, op, waited_for, late, caught_by, right, unneeded)
+
+    def _is_right(self, results: Results) -> bool:
+        error = self.reference.error(results)
+        right = error <= self.reference.tolerance
+        if right:
+            self.largest_error = max(self.largest_error, error)
+        return right
 
     def _agrees(self, reference: Reference, run: Callable[[], Results]) -> bool:
         try:

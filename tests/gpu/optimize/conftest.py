@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpusim.gpu.optimize import cache
 
@@ -21,3 +23,12 @@ def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     step.
     """
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """On one thread, Inductor's kernels for a CPU add nothing atomically."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

@@ -9,10 +9,11 @@ from random import Random
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from gpusim.errors import ReplayError
 from gpusim.formats.hardware import load_hardware
-from gpusim.formats.trace import Mode
+from gpusim.formats.trace import Mode, Source, Trace
 from gpusim.gpu.optimize.arena_runner import ArenaRunner
 from gpusim.gpu.optimize.race import Racing, Results, delayed, disorders, hurried
 from gpusim.gpu.optimize.race_check import OnGpu, Reference, StepCheck, _SlowRunner
@@ -23,8 +24,8 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.happens_before import HappensBefore, data_races
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import works
-from tests.support.helpers import with_kernels
-from tests.support.networks import CPU, on_cpu
+from tests.support.helpers import chain_trace, with_kernels
+from tests.support.networks import CPU, fused_on_cpu, on_cpu
 
 #: Steps with branches, views, changes in place, random numbers, shared weights, recurrence.
 STEPS: tuple[tuple[str, Mode], ...] = (
@@ -131,6 +132,64 @@ def test_kernels_that_are_not_deterministic_are_compared_within_a_limit() -> Non
         assert not each.agrees({})
     with pytest.raises(ReplayError, match=r"in recorded order differ by 0\.01"):
         reference(1e-2)
+
+
+def atomic_step() -> tuple[Trace, int, int]:
+    """Return a step that adds atomically, and its results before and behind that."""
+    made = chain_trace(2, outputs="a0 a1")
+    source = Source(sha256="0" * 64, text="tl.atomic_add(out_ptr0 + (tmp4), tmp6, xmask, sem='relaxed')")
+    first, adds = made.ops
+    trace = replace(made, ops=(first, replace(adds, source=source.sha256)), sources=(source,))
+    before, behind = (index for index, tensor in enumerate(trace.tensors) if tensor.role == "output")
+    return trace, before, behind
+
+
+def test_results_behind_atomic_additions_are_compared_within_a_limit() -> None:
+    """Even where two runs agree bit for bit: that may be luck."""
+    trace, before, behind = atomic_step()
+    ones = torch.ones(256)
+    reference = Reference(trace, lambda: {before: ones, behind: ones}, dict)
+    assert (reference.bit_for_bit, reference.rounded, reference.tolerance) == (False, {behind}, 1e-3)
+    one_ulp, many_ulps, wrong = ones.clone(), ones + 5e-4, ones.clone()
+    one_ulp[7] = 1 + torch.finfo(torch.float32).eps
+    wrong[7] = 2.0
+    assert reference.error({before: ones, behind: ones}) == 0.0
+    assert 0.0 < reference.error({before: ones, behind: one_ulp}) < 1e-7
+    assert reference.agrees({before: ones, behind: many_ulps})
+    assert not reference.agrees({before: ones, behind: wrong})
+    assert not reference.agrees({before: ones, behind: torch.full_like(ones, torch.nan)})
+    assert not reference.agrees({before: one_ulp, behind: ones})
+    assert not reference.agrees({before: ones})
+
+
+@pytest.mark.parametrize("differing", ["before", "behind"])
+def test_a_result_that_differs_before_atomic_additions_puts_all_within_the_limit(differing: str) -> None:
+    trace, before, behind = atomic_step()
+    ones = torch.ones(256)
+    again = {before: ones, behind: ones} | {before if differing == "before" else behind: ones + 1e-5}
+    runs = iter(({before: ones, behind: ones}, again))
+    reference = Reference(trace, lambda: next(runs), dict)
+    assert reference.rounded == ({before, behind} if differing == "before" else {behind})
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_sum_over_rows_of_a_table_is_behind_atomic_additions() -> None:
+    """The same kernel may update the layer's weight; neither its bias nor an output is behind."""
+    found = fused_on_cpu("table")
+    graph = OpGraph.build(with_kernels(found.trace), load_hardware("h200"))
+    check = StepCheck(graph, InitialState.copy_of(found.recorded.initial), CPU, seed=1)
+    tensors = graph.trace.tensors
+    behind = {tensors[index].name for index in check.reference.behind}
+    assert behind >= {"rows.weight", "momentum.rows.weight"}
+    assert not behind & {"layer.bias", "momentum.layer.bias"}
+    assert "output" not in {tensors[index].role for index in check.reference.behind}
+    assert check.reference.rounded == check.reference.behind
+    assert [number for number in range(SCHEDULES) if not check.schedule_is_right(number)] == []
+    wrong = check.on.recorded()
+    assert check.reference.agrees(wrong)
+    (bias,) = (index for index in wrong if tensors[index].name == "layer.bias")
+    wrong[bias][0].nextafter_(torch.tensor(torch.inf))
+    assert not check.reference.agrees(wrong)
 
 
 def test_nothing_of_an_earlier_run_is_left_in_a_spoiled_arena() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpusim.gpu.optimize import race_check
 from gpusim.gpu.optimize.race import Racing
 from gpusim.gpu.replay.cudagraph import WORKSPACE_VARIABLE
+from gpusim.io.files import read_document
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from tests.support.networks import spec
@@ -86,6 +90,36 @@ def test_kernels_of_inductor_are_checked_too(command: Command, tmp_path: Path) -
     out = tmp_path / "race.json"
     assert command("-o", out, "--frontends", "inductor", network="shared", mode="train") == 0
     assert found_in(out)["totals"]["caught"] == 3
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_results_behind_atomic_additions_are_counted(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "inductor", network="table", mode="train") == 0
+    (row,) = found_in(out)["steps"]
+    pattern = r"bit for bit, but for [3-6] of 10 results behind atomic additions, within 0\.001"
+    assert re.fullmatch(pattern, row["compared"])
+    assert 0.0 <= row["largest_error"] < 1e-5
+
+
+def test_the_largest_error_of_a_right_result_is_kept(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule that is wrong, with infinity, does not count."""
+    errors = iter((0.0, 2e-4, math.inf, 1e-4))
+    monkeypatch.setattr(race_check.Reference, "error", lambda self, results: next(errors))
+    monkeypatch.setattr(race_check.Reference, "tolerance", 1e-3)
+    out = tmp_path / "race.json"
+    assert command("-o", out, "--frontends", "aten", "--events", 0) == 1
+    (row,) = found_in(out)["steps"]
+    assert (row["wrong"], row["largest_error"]) == ([2], 2e-4)
+
+
+def test_output_without_the_largest_error_is_read(race: ModuleType) -> None:
+    path = FILE.parents[1] / "research/data/race_cpu_20261129.json"
+    assert "largest_error" not in path.read_text(encoding="utf-8")
+    found = read_document(path, race.Found, race.SCHEMA, race.RaceFileError)
+    assert {row.largest_error for row in found.steps} == {0.0}
 
 
 def test_an_interrupted_run_is_continued(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +210,9 @@ def test_a_step_that_cannot_be_captured_is_named(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # Inductor's, when it lowers a step
-@pytest.mark.parametrize(("network", "frontend"), [("branches", "aten"), ("branches", "inductor")])
+@pytest.mark.parametrize(
+    ("network", "frontend"), [("branches", "aten"), ("branches", "inductor"), ("attention", "inductor")]
+)
 def test_schedules_on_a_gpu_are_right_and_missing_events_show(
     command: Command, tmp_path: Path, network: str, frontend: str
 ) -> None:
