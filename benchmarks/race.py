@@ -8,6 +8,8 @@ spin kernel holds streams back; on a CPU ops run one by one. Of each step, one n
 `--events` schedules, and the wrong result must show. The output is written as it grows; the same command goes on where
 an earlier one has ended. The exit status is 0 where all was checked, no result was wrong, and nine of ten removed
 events showed in each step.
+
+With `--deterministic` torch uses deterministic algorithms only, and no kernel of Inductor's adds atomically.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -65,6 +68,8 @@ STEPS = (
     ("validate/networks/heads.py:heads_small", "train", 1),
 )
 MOST_BATCH = 1 << 20
+#: Settings of cuBLAS's workspaces that torch takes for deterministic: eight for each stream, of 4 MiB or of 16 KiB.
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 #: Share of the removed events of a step that must show. Some change no result, by their values: a copy of numbers that
 #: are there already, or a mask of elements beyond a bound that none reaches.
 LEAST_CAUGHT = 0.9
@@ -142,6 +147,8 @@ class Found(msgspec.Struct):
     """Events to remove, of each step."""
     totals: dict[str, int]
     steps: list[Row]
+    deterministic: bool = False
+    """Whether torch used deterministic algorithms only."""
 
     def count(self) -> dict[str, int]:
         """Return the totals."""
@@ -180,6 +187,10 @@ def new(asked: argparse.Namespace, device: torch.device) -> Found:
     for name in ("schedules", "events"):
         if getattr(asked, name) < 0:
             raise OptionError(f"--{name}: {getattr(asked, name)} is below 0")
+    workspaces = os.environ.get(WORKSPACE_VARIABLE, "")
+    if asked.deterministic and device.type == "cuda" and workspaces not in DETERMINISTIC_WORKSPACES:
+        allowed = " or ".join(DETERMINISTIC_WORKSPACES)
+        raise OptionError(f"--deterministic: {WORKSPACE_VARIABLE} is '{workspaces[:80]}'; torch asks for {allowed}")
     rows = [Row(spec, mode, batch, frontend) for frontend in asked.frontends for spec, mode, batch in steps]
     if len({row.identity for row in rows}) < len(rows):
         raise OptionError("--step, --frontends: a step is named twice")
@@ -198,6 +209,7 @@ def new(asked: argparse.Namespace, device: torch.device) -> Found:
         events=asked.events,
         totals={},
         steps=rows,
+        deterministic=asked.deterministic,
     )
 
 
@@ -222,7 +234,7 @@ def commit() -> str:
 def continued(path: Path, found: Found) -> Found:
     """Take over what an earlier run has found of the same steps. Raises `RaceFileError` for a run of anything else."""
     earlier = read_document(path, Found, SCHEMA, RaceFileError)
-    for name in ("device", "versions", "gpusim", "dtype", "seed", "schedules", "events"):
+    for name in ("device", "versions", "gpusim", "dtype", "deterministic", "seed", "schedules", "events"):
         before, now = getattr(earlier, name), getattr(found, name)
         if before != now:
             raise RaceFileError(
@@ -328,6 +340,26 @@ def run(found: Found, output: Path | None, device: torch.device, seconds: float 
     return True
 
 
+@contextmanager
+def algorithms(deterministic: bool) -> Iterator[None]:
+    """Within this context, torch uses deterministic algorithms only, if asked. New memory is not filled: that would be
+    kernels which are no ops of the step, and would hide what an op leaves out.
+    """
+    if not deterministic:
+        yield
+        return
+    memory = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filled
+
+
 def table(found: Found) -> str:
     """Return the rows and totals as text."""
     lines = []
@@ -339,8 +371,9 @@ def table(found: Found) -> str:
         how += f" (largest error {row.largest_error:.2g})" * bool(row.largest_error)
         lines.append(f"{row.frontend:9}{Path(row.spec).name} {row.mode} {row.batch}: {counts}; {how}")
     totals = found.count()
+    where = found.device + ", by deterministic algorithms" * found.deterministic
     lines.append(
-        f"{totals['steps']} of {len(found.steps)} steps on {found.device}: {totals['wrong']} of {totals['schedules']} "
+        f"{totals['steps']} of {len(found.steps)} steps on {where}: {totals['wrong']} of {totals['schedules']} "
         f"schedules wrong; {totals['caught']} of {totals['removed']} removed events caught, and "
         f"{totals['wrong_with_the_event']} results wrong with them"
     )
@@ -357,12 +390,13 @@ def main() -> int:
     )
     parser.add_argument("--frontends", nargs="+", choices=FRONTENDS, default=list(FRONTENDS))
     parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="tf32")
+    parser.add_argument("--deterministic", action="store_true", help="use torch's deterministic algorithms only")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     parser.add_argument("--cpu", action="store_true", help="run on the CPU although there is a GPU")
     asked = parser.parse_args()
     # One size for graphs of one stream and of several: cuBLAS chooses kernels by it.
-    os.environ.setdefault(WORKSPACE_VARIABLE, SMALL_WORKSPACES)
+    os.environ.setdefault(WORKSPACE_VARIABLE, DETERMINISTIC_WORKSPACES[0] if asked.deterministic else SMALL_WORKSPACES)
     device = torch.device("cuda" if torch.cuda.is_available() and not asked.cpu else "cpu")
     try:
         found = new(asked, device)
@@ -375,7 +409,8 @@ def main() -> int:
         return 2
     if device.type == "cpu":
         say("no GPU is used: ops run one by one on the CPU, in orders that the events allow")
-    ended = run(found, output, device, asked.seconds)
+    with algorithms(asked.deterministic):
+        ended = run(found, output, device, asked.seconds)
     print(table(found))
     if not ended:
         print(

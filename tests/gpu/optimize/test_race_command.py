@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib.util
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from gpusim.errors import OptionError
 from gpusim.gpu.optimize import race_check
 from gpusim.gpu.optimize.race import Racing
 from gpusim.gpu.replay.cudagraph import WORKSPACE_VARIABLE
@@ -102,6 +106,59 @@ def test_results_behind_atomic_additions_are_counted(command: Command, tmp_path:
     assert 0.0 <= row["largest_error"] < 1e-5
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_deterministic_steps_add_nothing_atomically(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "race.json"
+    words = ("-o", out, "--frontends", "inductor", "--deterministic")
+    assert command(*words, network="table", mode="train") == 0
+    found = found_in(out)
+    assert found["deterministic"]
+    assert (found["steps"][0]["compared"], found["steps"][0]["largest_error"]) == ("bit for bit", 0.0)
+    assert "1 of 1 steps on cpu, by deterministic algorithms: 0 of 4" in capsys.readouterr().out
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_algorithms_are_restored_after_an_error(race: ModuleType, asked: bool) -> None:
+    def settings() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+
+    def fail() -> None:
+        assert settings() == (asked, not asked)
+        raise KeyError
+
+    with pytest.raises(KeyError), race.algorithms(asked):
+        fail()
+    assert settings() == (False, True)
+
+
+@pytest.mark.parametrize(("workspaces", "right"), [(":4096:8", True), (":16:8", True), (":4096:1", False)])
+def test_deterministic_steps_on_a_gpu_need_workspaces_that_torch_takes(
+    race: ModuleType, monkeypatch: pytest.MonkeyPatch, workspaces: str, right: bool
+) -> None:
+    monkeypatch.setenv(WORKSPACE_VARIABLE, workspaces)
+    monkeypatch.setattr(race, "gpu_facts", lambda: SimpleNamespace(cuda="", driver="", cudnn=""))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    asked = argparse.Namespace(
+        step=None, schedules=1, events=1, frontends=["aten"], dtype="tf32", seed=0, deterministic=True
+    )
+    said = nullcontext() if right else pytest.raises(OptionError, match="CUBLAS_WORKSPACE_CONFIG is ':4096:1'")
+    with said:
+        race.new(asked, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), ":4096:1"), (("--deterministic",), ":4096:8")])
+def test_workspaces_are_set_where_the_user_sets_none(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.delenv(WORKSPACE_VARIABLE)
+    command("--schedules", -1, *words)
+    assert os.environ[WORKSPACE_VARIABLE] == expected
+
+
 def test_the_largest_error_of_a_right_result_is_kept(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,11 +172,12 @@ def test_the_largest_error_of_a_right_result_is_kept(
     assert (row["wrong"], row["largest_error"]) == ([2], 2e-4)
 
 
-def test_output_without_the_largest_error_is_read(race: ModuleType) -> None:
+def test_output_of_an_earlier_version_is_read(race: ModuleType) -> None:
     path = FILE.parents[1] / "research/data/race_cpu_20261129.json"
     assert "largest_error" not in path.read_text(encoding="utf-8")
     found = read_document(path, race.Found, race.SCHEMA, race.RaceFileError)
     assert {row.largest_error for row in found.steps} == {0.0}
+    assert not found.deterministic
 
 
 def test_an_interrupted_run_is_continued(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +225,7 @@ def test_nine_of_ten_removed_events_must_show(race: ModuleType) -> None:
     ("words", "said"),
     [
         (("--seed", 5), "is of another run: seed was 0, and is 5 now"),
+        (("--deterministic",), "deterministic was False, and is True now"),
         (("--schedules", 9), "schedules was 4, and is 9 now"),
         (("--frontends", "aten", "inductor"), "of other steps"),
     ],
