@@ -40,11 +40,11 @@ OTHER_KINDS = {
     "other kinds, first blind set": "kinds",
     "other kinds, second blind set": "blind_kinds",
     "other kinds, third blind set": "blind_intervals",
+    "other kinds, fourth blind set": "blind_last",
 }
-HEAD = [
-    "|schedules on several streams|number|median|95 % within|largest|bias|in the 90 % interval|",
-    "|---|--:|--:|--:|--:|--:|--:|",
-]
+COLUMNS = "number|median|95 % within|largest|bias|in the 90 % interval|"
+RULE = "|---|--:|--:|--:|--:|--:|--:|"
+HEAD = [f"|schedules on several streams|{COLUMNS}", RULE]
 
 
 def left_out(*recipes: str) -> list[ResultCase]:
@@ -198,7 +198,8 @@ def kinds() -> list[str]:
         lines += [
             progress(recipe),
             "",
-            *HEAD,
+            f"|step|{COLUMNS}",
+            RULE,
             *(row(f"`{name}`", of_step) for name, of_step in by_step(cases).items()),
             "",
         ]

@@ -24,6 +24,7 @@ SETS = {
     "kinds": (("02f5184", "bac44ff"), "kinds_h200_20261123", ("kinds",)),
     "blind_kinds": (("3010061",), "blind_kinds_h200_20261124", ("blind_kinds",)),
     "blind_intervals": (("1450b22",), "blind_intervals_h200_20261126", ("blind_intervals",)),
+    "blind_last": (("2ff1783", "5e4f4b3"), "blind_last_h200_20261129", ("blind_last",)),
     "neighbours": (
         ("382bc5f", "89111b9", "f4b5e27", "15b75e6"),
         "neighbours_h200_20261124",

@@ -94,6 +94,11 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
             "interval",
         ),
         (
+            "blind_last",
+            "a median error of {median}, {largest} at most, {covered} of {schedules} schedules within the 90 % "
+            "interval",
+        ),
+        (
             "blind_kinds",
             "a median error of {median}, {largest} at most, {covered} of {schedules} schedules within the 90 % "
             "interval",
@@ -154,7 +159,7 @@ def test_blind_errors_of_today_are_those_of_the_stored_predictions() -> None:
 def test_kinds_of_networks_that_come_out_too_fast_are_named_with_their_largest_error() -> None:
     """No kind that is left out is further off than the second group."""
     errors: dict[str, list[float]] = defaultdict(list)
-    for case in (*cases("kinds"), *cases("blind_kinds"), *cases("blind_intervals")):
+    for case in (*cases("kinds"), *cases("blind_kinds"), *cases("blind_intervals"), *cases("blind_last")):
         if case.streams > 1 and case.outputs_equal:
             errors[case.network.partition("_")[0]].append(case.error)
     first, second, slow = (

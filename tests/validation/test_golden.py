@@ -36,7 +36,7 @@ MAY_GROW = 0.003
 #: of those of two networks (44) the third largest, and a change of a rule moves single schedules by a percent.
 FEW = {"partitions": 0.009, "unseen": 0.005}
 #: Recipes with other kinds of networks than mostly convolutional ones.
-OTHER_KINDS = ("kinds", "blind_kinds", "blind_intervals")
+OTHER_KINDS = ("kinds", "blind_kinds", "blind_intervals", "blind_last")
 #: Recipes predicted by today's rule for steps that may lose the L2 cache; in older ones that rule predicts only part.
 BY_CACHE_RULE = ("neighbours_few", "neighbours_more")
 #: Prefix of the recipe that replays no schedule on several streams, only pairs of kernels.
