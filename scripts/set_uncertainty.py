@@ -40,6 +40,7 @@ CONVOLUTIONAL, VISION_TRANSFORMER = "convolutional", "vision transformer"
 VISION_TRANSFORMERS = (
     "vit_b_16",
     "swin_t",
+    "swin_v2_t",
     "maxvit_t",
     "deit3_small_patch16_224",
     "beit_base_patch16_224",
@@ -213,7 +214,7 @@ def with_intervals(model: HardwareModel, uncertainty: Uncertainty, files: Sequen
     source = (
         f"{cases} replayed schedules of {', '.join(file.name for file in files)}, predicted by the rules of the day: "
         "the least at which 90 % lie within, a new step counted as outside (scripts/set_uncertainty.py, "
-        "research/2026-11-28-intervals.md, research/2026-11-29-without-cache-frac.md); the form of the rules was "
+        "research/2026-11-28-intervals.md, research/2026-11-29-six-blind-steps.md); the form of the rules was "
         "chosen with most of them in sight"
     )
     same = "as uncertainty.schedule_frac"
