@@ -68,6 +68,14 @@ class OpGraph:
         """
         if not any(variants):
             return self
+        variants = tuple(variants)
+        # A schedule is checked, lowered and reported one after the other, and others of its step choose the same.
+        newest: tuple[tuple[int, ...], OpGraph] | None = self.encoded.get("chosen")
+        if newest is None or newest[0] != variants:
+            newest = self.encoded["chosen"] = (variants, self._choosing(variants))
+        return newest[1]
+
+    def _choosing(self, variants: Sequence[int]) -> OpGraph:
         covered = covered_by(self.trace, variants)
         variants = canonical_variants(self.trace, variants)
         waits = (
