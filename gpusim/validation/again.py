@@ -134,6 +134,6 @@ def anchored_again(results: Path, traces: Mapping[str, Path] | None = None) -> d
 
 def _predicted(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEngine) -> ResultCase:
     """Return a case with the prediction and the interval of today."""
-    predicted_ns = engine.run(lower(graph, schedule), graph.hardware).makespan_ns
+    predicted_ns = engine.run(lower(graph, schedule, memory=False), graph.hardware).makespan_ns
     interval_ns = graph.interval_ns(predicted_ns, schedule.stream_count, schedule.has_variants)
     return msgspec.structs.replace(case, predicted_ns=predicted_ns, predicted_interval_ns=interval_ns)
