@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -69,6 +69,11 @@ class Problem(ShortRepr):
             return tuple(range(len(self.graph)))
         first: dict[object, int] = {}
         return tuple(first.setdefault(_shape_key(layer), index) for index, layer in enumerate(self.graph.layers))
+
+    @cached_property
+    def exchanges(self) -> dict[object, Any]:
+        """Cache of the redistributions of inputs (`gpusim.layerwise.lowering`); it lives as long as the problem."""
+        return {}
 
     @property
     def training(self) -> bool:

@@ -95,8 +95,8 @@ class Lowering:
         self.waiting: list[list[int]] = [[] for _ in roles]
         """Collectives that the next kernel of each role waits for."""
         self.users = self.graph.consumers()
-        gpus = [role.gpu for role in roles]
-        self.shares = [shares_of(layer, config, gpus) for layer, config in self._pairs()]
+        self.gpus = tuple(role.gpu for role in roles)
+        self.shares = [shares_of(layer, config, self.gpus) for layer, config in self._pairs()]
         self.exchanges: dict[tuple[int, int], _Exchange] = {}
         self.begun: dict[int, dict[int, list[int]]] = {}
         """Layer -> the tasks of each role that return the gradient of its input, begun before that of its weights."""
@@ -265,27 +265,35 @@ class Lowering:
             self.collective(list(range(len(self.roles))), dur_ns, wire, "transfer", user)
 
     def _exchange_of(self, user: int, number: int) -> _Exchange:
-        """Return the redistribution of one input."""
+        """Return the redistribution of one input, made once for all plans of a problem with the same parts."""
         key = (user, number)
         if key not in self.exchanges:
-            layer = self.graph.layers[user]
-            source = layer.inputs[number].source
-            configs = (self.choice[source],), (self.choice[user],)
-            per_node = self.topology.gpus_per_node
-            before = self.graph.layers[source]
-            moved = transfers(before, configs[0], layer, number, configs[1], self.problem.gpus, per_node)
-            size, gpus = layer.element_bytes, int(moved.gpus[0, 0])
-            wire_bytes = float(moved.busiest[0, 0]) * size
-            gather = gather_of(self.problem, before, self.choice[source], layer, number, self.choice[user])
-            if gather is not None:
-                times_ns = gather.forward_ns, gather.backward_ns
-            else:
-                found = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
-                times_ns = float(found[0]), float(found[0])
-            if passes_moved(self.problem, layer.inputs[number], self.choice[user]) == 1:
-                times_ns = times_ns[0], 0.0
-            self.exchanges[key] = _Exchange(*times_ns, wire_bytes, gpus, self._packing(user, number))
+            source = self.graph.layers[user].inputs[number].source
+            parts = (user, number, self.choice[source], self.choice[user], self.gpus)
+            known: dict[object, _Exchange] = self.problem.exchanges
+            if parts not in known:
+                known[parts] = self._new_exchange(user, number)
+            self.exchanges[key] = known[parts]
         return self.exchanges[key]
+
+    def _new_exchange(self, user: int, number: int) -> _Exchange:
+        layer = self.graph.layers[user]
+        source = layer.inputs[number].source
+        configs = (self.choice[source],), (self.choice[user],)
+        per_node = self.topology.gpus_per_node
+        before = self.graph.layers[source]
+        moved = transfers(before, configs[0], layer, number, configs[1], self.problem.gpus, per_node)
+        size, gpus = layer.element_bytes, int(moved.gpus[0, 0])
+        wire_bytes = float(moved.busiest[0, 0]) * size
+        gather = gather_of(self.problem, before, self.choice[source], layer, number, self.choice[user])
+        if gather is not None:
+            times_ns = gather.forward_ns, gather.backward_ns
+        else:
+            found = exchange_ns(self.topology, moved.busiest[0] * size, moved.busiest_node[0] * size, gpus)
+            times_ns = float(found[0]), float(found[0])
+        if passes_moved(self.problem, layer.inputs[number], self.choice[user]) == 1:
+            times_ns = times_ns[0], 0.0
+        return _Exchange(*times_ns, wire_bytes, gpus, self._packing(user, number))
 
     def _packing(self, user: int, number: int) -> tuple[tuple[Packing, Packing], ...]:
         """Return what each role packs forward and backward. Pieces of GPUs on several nodes are not cut here."""
