@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -48,10 +49,26 @@ def golden_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith(PAIRS))
 
 
+@dataclass(frozen=True)
+class Again:
+    """A results file, as stored and predicted again, with its steps that certainly keep the L2 cache."""
+
+    then: Results
+    now: Results
+    in_cache: frozenset[str]
+
+
 @functools.cache
-def _again(results: Path) -> tuple[Results, Results]:
-    """Predict once for all tests of a file."""
-    return predict_again(results)
+def _again(results: Path) -> Again:
+    """Predict once for all tests of a file, and read each trace once."""
+    read = functools.cache(read_trace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpusim.validation.again.read_trace", read)
+        then, now = predict_again(results)
+    files = trace_files(results)
+    traces = {name: read(files[name]) for name in {case.trace for case in then.cases}}
+    kept = {name for name, trace in traces.items() if not touched(trace).may_lose_cache(hardware_of(trace).memory)}
+    return Again(then, now, frozenset(kept))
 
 
 def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
@@ -59,14 +76,11 @@ def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
 
     Steps that may lose the L2 cache are left out where their rule is newer than the stored errors.
     """
-    results = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
-    then, now = _again(results)
-    if then.recipe in BY_CACHE_RULE:
-        return list(then.cases), list(now.cases)
-    files = trace_files(results)
-    traces = {name: read_trace(files[name]) for name in {case.trace for case in then.cases}}
-    counted = {name for name, trace in traces.items() if not touched(trace).may_lose_cache(hardware_of(trace).memory)}
-    return [c for c in then.cases if c.trace in counted], [c for c in now.cases if c.trace in counted]
+    again = _again(path.with_name(path.name.removesuffix(SUFFIX) + ".json"))
+    then, now = list(again.then.cases), list(again.now.cases)
+    if again.then.recipe in BY_CACHE_RULE:
+        return then, now
+    return [c for c in then if c.trace in again.in_cache], [c for c in now if c.trace in again.in_cache]
 
 
 def check_no_worse(then: Fidelity | None, now: Fidelity | None, may_grow: float = MAY_GROW) -> None:
@@ -83,7 +97,7 @@ def of_other_kinds() -> dict[str, list[bool]]:
     kind_of = script("set_uncertainty").kind_of
     within: defaultdict[str, list[bool]] = defaultdict(list)
     for recipe in OTHER_KINDS:
-        for case in _again(newest_results(RESULTS, recipe))[1].cases:
+        for case in _again(newest_results(RESULTS, recipe)).now.cases:
             if case.streams > 1 and case.outputs_equal:
                 low, high = case.predicted_interval_ns
                 within[kind_of(case.network)].append(low <= case.measured_ns <= high)
@@ -147,7 +161,7 @@ def test_prediction_is_the_same_to_the_nanosecond_unless_a_rule_has_changed(name
     stem = name.removesuffix(SUFFIX)
     known = json.loads((ROOT / "tests" / "data" / "predicted_ns.json").read_text())
     assert sorted(known) == sorted(each.removesuffix(SUFFIX) for each in GOLDEN)
-    now = _again(RESULTS / f"{stem}.json")[1]
+    now = _again(RESULTS / f"{stem}.json").now
     assert [case.predicted_ns for case in now.cases] == known[stem]
 
 
