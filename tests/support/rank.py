@@ -69,37 +69,44 @@ def networks(gpus: int) -> list[LayerGraph]:
 
 def plans(graph: LayerGraph, gpus: int) -> list[Choice]:
     """Return the fixed plans, one that ends on every GPU, and plans that have every configuration of every layer."""
+    return [
+        *(plan(graph, gpus) for plan in FIXED_PLANS.values()),
+        (*FIXED_PLANS["owt"](graph, gpus)[:-2], REPLICATED, REPLICATED),
+        *plans_of_all_splits(graph, gpus),
+    ]
+
+
+def plans_of_all_splits(graph: LayerGraph, gpus: int) -> list[Choice]:
+    """Return plans that have every configuration of every layer."""
     options = [[*layer_configs(layer, gpus), REPLICATED] for layer in graph.layers]
     shuffled = random.Random(gpus)
     for some in options:
         shuffled.shuffle(some)
     turns = [cycle(some) for some in options]
     rounds = max(len(some) for some in options)
-    return [
-        *(plan(graph, gpus) for plan in FIXED_PLANS.values()),
-        (*FIXED_PLANS["owt"](graph, gpus)[:-2], REPLICATED, REPLICATED),
-        *(tuple(next(turn) for turn in turns) for _ in range(rounds)),
-    ]
+    return [tuple(next(turn) for turn in turns) for _ in range(rounds)]
 
 
 def check() -> dict[str, object]:
-    return checked(networks(dist.get_world_size()))
+    gpus = dist.get_world_size()
+    return checked([(graph, plans(graph, gpus)) for graph in networks(gpus)])
 
 
 def captured(file: str) -> dict[str, object]:
-    """Check a captured step."""
+    """Check a captured step, without the fixed plans: other plans have their splits of each layer."""
     gpus = dist.get_world_size()
-    return checked([layers_of(load(file).trace).for_gpus(gpus)])
+    graph = layers_of(load(file).trace).for_gpus(gpus)
+    return checked([(graph, plans_of_all_splits(graph, gpus))])
 
 
-def checked(graphs: list[LayerGraph]) -> dict[str, object]:
+def checked(tested: list[tuple[LayerGraph, list[Choice]]]) -> dict[str, object]:
     """Compare plans of networks with one device."""
     gpus, unequal, worst, count = dist.get_world_size(), [], 0.0, 0
     assert isinstance(dist.new_group, KeptGroups)
     seen: set[tuple[str, str, str]] = set()
     possible: set[tuple[str, str, str]] = set()
-    for graph in graphs:
-        for number, choice in enumerate(plans(graph, gpus)):
+    for graph, some in tested:
+        for number, choice in enumerate(some):
             dist.new_group.next_plan()
             compared = compare_plan(graph, choice, gpus, device=CPU, seed=number, bucket_bytes=BUCKET_BYTES)
             difference = torch.tensor(
