@@ -394,12 +394,12 @@ class Layouts(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two residual blocks behind a stem; no pooling."""
+    """Residual blocks behind a stem; no pooling."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
         self.stem = conv_bn(3, 8, 3)
-        self.blocks = nn.ModuleList(nn.Sequential(conv_bn(8, 8, 3), conv_bn(8, 8, 3)) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.Sequential(conv_bn(8, 8, 3), conv_bn(8, 8, 3)) for _ in range(blocks))
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
