@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,12 @@ def test_every_policy_is_planned_by_one_rule_on_as_many_streams_as_it_uses() -> 
 
 
 def test_ios_is_tried_on_other_numbers_of_streams_than_four_and_eight() -> None:
-    """GoogLeNet's modules have four branches: 6 and 8 streams give what 4 do."""
-    googlenet = OpGraph.build(read_trace(Path(GOOGLENET)), load_hardware("h200"))
+    """GoogLeNet's modules have four branches: 6 and 8 streams give what 4 do. On captured kernels, by a policy that
+    takes seconds.
+    """
+    googlenet = replace(OpGraph.build(read_trace(Path(GOOGLENET)), load_hardware("h200")), variants=())
     plan = msgspec.structs.replace(recipe(Path()), policies=("ios",), trials=4, streams=16)
-    tried = [each for _, each in fair_schedules(googlenet, plan) if not each.has_variants]
+    tried = [each for _, each in fair_schedules(googlenet, plan)]
     assert sorted(each.stream_count for each in tried) == [2, 3, 4]
 
 
