@@ -159,7 +159,7 @@ def test_quick_peak_is_that_of_the_whole_account(trace: Trace) -> None:
     assert peak_bytes_of(storages, program, initial_bytes) == memory_of(storages, program).peak.allocated_bytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(trace=steps(), shares=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=4))
 def test_planner_that_has_planned_for_other_budgets_gives_the_same_plan(trace: Trace, shares: list[float]) -> None:
     setting = Setting.of(graph_of(trace))
