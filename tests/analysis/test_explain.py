@@ -269,7 +269,7 @@ def test_kernel_behind_one_that_waits_for_room_waits_for_its_turn() -> None:
 # --- The totals add up ---
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     traces_with_schedules(), hardware_models(), st.sampled_from(("graph", "stream")), st.sampled_from((0.0, 0.55, 1.0))
 )

@@ -107,7 +107,7 @@ def test_what_a_bound_already_has_is_taken_off_whole(found: dict[str, int], time
     assert sum(found.values()) == before - time_ns
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(traces_with_schedules(), hardware_models(), st.integers(0, 100_000), st.sampled_from((0.0, 0.55)))
 def test_parts_are_known_and_add_up_to_the_whole_gap(
     found: tuple[Trace, list[int], list[int]], hardware: HardwareModel, measured_ns: int, sharing: float

@@ -173,7 +173,7 @@ def test_stretches_count_the_kernels_between_their_ends(trace: Trace, hardware: 
         assert found == pytest.approx(max(spans), rel=1e-12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     traces_with_schedules(), hardware_models(), st.sampled_from((2, energy._MOST_CUTS)), st.sampled_from((0.0, 0.55))
 )

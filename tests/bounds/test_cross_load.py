@@ -160,7 +160,7 @@ def crossed(hardware: HardwareModel, sharing: float, matrix: float, cross: float
     return msgspec.structs.replace(hardware, contention=contention)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     traces_with_schedules(),
     hardware_models(),

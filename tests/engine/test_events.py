@@ -46,7 +46,7 @@ def test_events_of_a_diamond_counted_by_hand(streams: tuple[int, ...], events: i
     assert BatchEngine(graph).events([range(4)], [streams]).tolist() == [events]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(traces_with_schedules(), st.data())
 def test_events_are_those_of_the_replay(case: tuple[Trace, list[int], list[int]], data: st.DataObject) -> None:
     trace, *first = case

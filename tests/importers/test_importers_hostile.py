@@ -212,7 +212,7 @@ VALUES = st.recursive(
     size=st.integers(1, 40),
     first=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_events_read_in_pieces_of_any_size_are_those_of_the_whole(
     events: list[dict[str, object]], top: dict[str, object], size: int, first: bool
 ) -> None:

@@ -53,7 +53,7 @@ def order_by_name(graph: OpGraph, schedule: Schedule) -> list[str]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trace=traces(), streams=st.integers(1, 8), hardware=hardware_models())
 def test_every_op_is_placed_once_after_what_it_needs_on_a_stream_in_range(
     name: str, trace: Trace, streams: int, hardware: HardwareModel
@@ -69,7 +69,7 @@ def test_every_op_is_placed_once_after_what_it_needs_on_a_stream_in_range(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(trace=traces(), chain_ns=st.sampled_from((0.0, 405.3)))
 def test_on_one_stream_every_policy_takes_the_sequential_time(name: str, trace: Trace, chain_ns: float) -> None:
     graph = OpGraph.build(trace, make_hardware(chain_ns=chain_ns, slowdown=0.8))

@@ -96,7 +96,7 @@ def training_traces(draw: st.DrawFn) -> Trace:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(trace=training_traces(), streams=st.integers(1, 9))
 def test_every_op_of_a_training_step_is_placed_once_after_what_it_needs(name: str, trace: Trace, streams: int) -> None:
     graph = build_graph(trace, make_hardware(chain_ns=300, join_ns=40, front_end_ns=200, slowdown=0.6))
