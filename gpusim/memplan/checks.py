@@ -17,7 +17,6 @@ from gpusim.memplan.lowering import LoweredProgram
 from gpusim.memplan.plan import MemoryPlan
 from gpusim.memplan.program import Instruction, Program, needed
 from gpusim.memplan.storages import Storages
-from gpusim.trace.store import structure_hash
 
 #: Advice where a trace lacks workspaces of variants.
 CAPTURE_VARIANTS: Final = "`gpusim capture --variants` measures it"
@@ -30,7 +29,7 @@ def check_memory_plan(storages: Storages, plan: MemoryPlan) -> MemoryPlan:
     ops of its recomputation do not make, a variant that memory plans cannot run, and for an order that has not every op
     once or goes against the dependencies.
     """
-    if plan.trace_hash and plan.trace_hash != structure_hash(storages.trace):
+    if plan.trace_hash and plan.trace_hash != storages.trace_hash:
         raise PlanError(f"the memory plan is one of another trace, not of this '{storages.trace.name}'")
     ops, count = len(storages.trace.ops), len(storages)
     for offload in plan.offloads:

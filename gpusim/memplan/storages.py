@@ -13,6 +13,7 @@ from gpusim.notebook import ShortRepr
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.sync import kept_storages, storages_touched, through_views, works
 from gpusim.trace.dependencies import dependencies, reads_writes_storages
+from gpusim.trace.store import structure_hash
 
 Category = Literal[
     "parameter", "gradient", "optimizer_state", "activation", "activation_gradient", "input", "buffer", "workspace"
@@ -142,6 +143,11 @@ class Storages(ShortRepr):
         if ops not in self._touched_by:
             self._touched_by[ops] = frozenset().union(*map(self.touched.__getitem__, ops))
         return self._touched_by[ops]
+
+    @cached_property
+    def trace_hash(self) -> str:
+        """Hash of the trace, to which plans are tied."""
+        return structure_hash(self.trace)
 
     @cached_property
     def _touched_by(self) -> dict[tuple[int, ...], frozenset[int]]:
