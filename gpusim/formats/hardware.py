@@ -149,7 +149,7 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     fork_ns: TimeNs
     """Delay between successive ones of three or more successors of a kernel; the last two are ready together."""
     join_ns: TimeNs
-    """Extra delay of a kernel for each predecessor beyond the first."""
+    """Extra delay of a kernel with several predecessors, however many."""
     busy_ns: TimeNs = 0.0
     """Most time a kernel loses to start interference; its successors start later by it."""
     busy_starts: Starts = 0.0

@@ -1,7 +1,9 @@
 """Launch in a CUDA graph: the delay from the end of the predecessors to a ready kernel, and the rate of starts.
 
-    ready = end of last predecessor + chain_ns + branch_ns + join_ns x (predecessors - 1) + extra_ns
+    ready = end of last predecessor + chain_ns + branch_ns + join_ns + extra_ns
             + start interference of that predecessor + fork_ns x turn
+
+`join_ns` counts for a kernel that waits for several others, however many.
 
 Source: chains, forks and joins of spin kernels on an H200 (research/2026-11-23-engine-rules.md, "Graph mode").
 Constants: `GraphCosts.chain_ns`, `branch_ns`, `join_ns`, `fork_ns`, `front_end_ns`, `memory_node_ns`. The gap of a
@@ -25,7 +27,7 @@ def gap_ns(graph: GraphCosts, branches: bool, predecessors: int, extra_ns: float
     `branches` is True if the plan has several streams. Forks and start interference come on top (`ready_delay_ns`).
     """
     chain_ns = graph.chain_ns + (graph.branch_ns if branches else 0.0)
-    return chain_ns + graph.join_ns * (predecessors - 1) + extra_ns
+    return chain_ns + (graph.join_ns if predecessors > 1 else 0.0) + extra_ns
 
 
 def fork_turn(place: int, successors: int) -> int:

@@ -262,7 +262,7 @@ def test_no_rule_needs_numba_or_simpy() -> None:
 def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     hardware = make_hardware(**EVERYTHING)
     graph = hardware.graph
-    assert launch.gap_ns(graph, True, 3, 50.0) == 310 + 20 + 2 * 70 + 50
+    assert launch.gap_ns(graph, True, 3, 50.0) == launch.gap_ns(graph, True, 2, 50.0) == 310 + 20 + 70 + 50
     assert launch.gap_ns(graph, False, 1, 0.0) == 310
     assert [launch.fork_turn(place, 4) for place in range(4)] == [0, 1, 2, 2]  # the last two are ready together
     assert [launch.fork_turn(place, 2) for place in range(2)] == [0, 0]

@@ -166,7 +166,7 @@ def test_one_kernel_takes_what_it_took_alone() -> None:
 
 
 def test_two_that_fit_side_by_side_take_the_longer_one_and_the_join() -> None:
-    """500 stamp + 100 gap + 4000 + 100 gap + 30 for the second predecessor of the last stamp."""
+    """500 stamp + 100 gap + 4000 + 100 gap + 30 for the join of the last stamp."""
     hardware = make_hardware(chain_ns=GAP_NS, join_ns=30)
     tasks = [task(1.0, part=0.5), task(1.0, part=0.5)]
     found = predict(tasks, [alone(4000), alone(3000)], EMPTY_NS, hardware)
@@ -195,10 +195,10 @@ def test_younger_one_is_slowed_beside_its_elder() -> None:
     assert predict(tasks, [alone(4000), alone(4000)], EMPTY_NS, hardware) == 600 + 6000 + 100
 
 
-def test_triple_joins_twice() -> None:
+def test_triple_joins_once() -> None:
     hardware = make_hardware(chain_ns=GAP_NS, join_ns=30)
     found = predict([task(1.0, part=0.25)] * 3, [alone(4000), alone(3000), alone(2500)], EMPTY_NS, hardware)
-    assert found == 500 + 100 + 4000 + 100 + 2 * 30
+    assert found == 500 + 100 + 4000 + 100 + 30
 
 
 def test_duration_of_the_trace_does_not_count_only_the_one_measured_in_place() -> None:
