@@ -1,4 +1,4 @@
-"""Errors of the three blind sets of other kinds, as predicted then and by today's rules, by kind of network.
+"""Errors of the four blind sets of other kinds, as predicted then and by today's rules, by kind of network.
 
     PYTHONPATH=.:scripts python research/prototypes/kinds_today.py
 
@@ -20,7 +20,7 @@ from gpusim.search.budget import SEARCH
 from gpusim.validation.again import predict_again
 from gpusim.validation.statistics import NOISE_FRAC, by_step, counted_replays, fidelity
 
-SETS = ("kinds", "blind_kinds", "blind_intervals")
+SETS = ("kinds", "blind_kinds", "blind_intervals", "blind_last")
 
 
 def near_best(cases: Sequence[ResultCase]) -> str:

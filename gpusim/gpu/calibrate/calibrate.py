@@ -34,10 +34,10 @@ KEPT = (
     "uncertainty.saving_frac",
     "uncertainty.variants_frac",
     "contention.cross_load",
+    "graph.join_ns",
     "copies.copy_slowdown",
     "memory.miss_ns",
 )
-JOIN_SOURCE = "not measured; kernels of one block that waited for several others on an H200 started no later"
 LIMITS_FROM_DRIVER = {
     "sms": "multi_processor_count",
     "threads_per_sm": "max_threads_per_multi_processor",
@@ -63,9 +63,8 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     when += f", torch {facts.torch}, driver {facts.driver}, SM clock {facts.sm_clock_mhz} MHz"
     sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k in KEPT}
     say("CUDA graphs: chains, forks, joins, front end")
-    graph, notes = graph_costs()
+    graph, notes = graph_costs(base.graph.join_ns)
     sources |= {f"graph.{field}": f"{when}; {note}" for field, note in notes.items()}
-    sources["graph.join_ns"] = JOIN_SOURCE
     say("streams: launches, events, hardware queues")
     stream, notes = stream_costs()
     sources |= {f"stream.{field}": f"{when}; {note}" for field, note in notes.items()}
@@ -142,8 +141,8 @@ def _listed(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.0f}" for value in values)
 
 
-def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
-    """Return the costs of CUDA graphs, with a note on each measurement."""
+def graph_costs(join_ns: float) -> tuple[GraphCosts, dict[str, str]]:
+    """Return the costs of CUDA graphs, with a note on each measurement. Joins are not measured: see `KEPT`."""
     cycles = bench.spin_cycles(bench.SPIN_US)
 
     def spin() -> None:
@@ -168,7 +167,7 @@ def graph_costs() -> tuple[GraphCosts, dict[str, str]]:
     costs = GraphCosts(
         chain_ns=chain_ns,
         fork_ns=fork_ns(),
-        join_ns=0.0,
+        join_ns=join_ns,
         busy_ns=lost.limit_ns(half),
         busy_starts=half,
         front_end_ns=front_end_ns,
