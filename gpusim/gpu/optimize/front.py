@@ -50,10 +50,12 @@ def optimize(
     `frontends` are the kernels to choose from, `ablation` a freedom not to use, `limit_s` the time to make the step
     ready in place of its mode's. `warn` is called instead of a warning.
 
-    Raises `OptionError` for a target that is neither a module nor callable.
+    Raises `OptionError` for a target that is neither a module nor callable, and for a loss that is not callable.
     """
     if not callable(target):
         raise OptionError("a torch.nn.Module or a step function is needed", argument="target", value=target)
+    if loss is not None and not callable(loss):
+        raise OptionError("a function of outputs and targets is needed", argument="loss", value=loss)
     given = Given(target, loss, optimizer)
     if executor is None:
         try:

@@ -469,6 +469,11 @@ def test_what_cannot_be_called_is_refused() -> None:
         gpusim.optimize(3, X)
 
 
+def test_loss_that_is_no_function_is_named_also_without_a_gpu() -> None:
+    with pytest.raises(OptionError, match="loss"):
+        gpusim.optimize(net(), (X, X), loss=3)  # type: ignore[arg-type]
+
+
 def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
     model = net().eval()
     free = fast(model, X).gain.peak_bytes
