@@ -3,11 +3,11 @@
     python benchmarks/race.py -o race.json --schedules 100 --seconds 1500
 
 Freed bytes are poisoned on the stream of their next owner, and results are compared with the recorded order: bit for
-bit, but for those behind a kernel that adds atomically. On a GPU each schedule is a CUDA graph on 2 to 8 streams, and a
-spin kernel holds streams back; on a CPU ops run one by one. Of each step, one necessary event is removed from each of
-`--events` schedules, and the wrong result must show. The output is written as it grows; the same command goes on where
-an earlier one has ended. The exit status is 0 where all was checked, no result was wrong, and nine of ten removed
-events showed in each step.
+bit, but for those behind a kernel that adds atomically, or within a replay's limit where two runs in that order differ.
+On a GPU each schedule is a CUDA graph on 2 to 8 streams, and a spin kernel holds streams back; on a CPU ops run one by
+one. Of each step, one necessary event is removed from each of `--events` schedules, and the wrong result must show. The
+output is written as it grows; the same command goes on where an earlier one has ended. The exit status is 0 where all
+was checked, no result was wrong, and nine of ten removed events showed in each step.
 
 With `--deterministic` torch uses deterministic algorithms only, and no kernel of Inductor's adds atomically.
 """

@@ -5,7 +5,8 @@
 
 `join_ns` counts for a kernel that waits for several others, however many.
 
-Source: chains, forks and joins of spin kernels on an H200 (research/2026-11-23-engine-rules.md, "Graph mode").
+Source: chains and forks of spin kernels on an H200 (research/2026-11-23-engine-rules.md, "Graph mode"); for joins,
+which cost spin kernels nothing, replayed schedules of real steps (research/2026-11-29-joins.md).
 Constants: `GraphCosts.chain_ns`, `branch_ns`, `join_ns`, `fork_ns`, `front_end_ns`, `memory_node_ns`. The gap of a
 trace replaces `chain_ns` on the GPU of the trace (`gpusim.rules.anchor`); start interference is in
 `gpusim.rules.start_interference`.

@@ -36,9 +36,9 @@ MAY_GROW = 0.003
 #: Permitted growth where a file is too small for 0.3 %: of ten counted schedules the largest error is the percentile,
 #: of those of two networks (44) the third largest, and a change of a rule moves single schedules by a percent.
 FEW = {"partitions": 0.011, "unseen": 0.005}
-#: Permitted growth of GoogLeNet's inference near the best: its joins cost less than those of all other steps together,
-#: by which `join_ns` was chosen (research/2026-11-29-joins.md).
-ONE_STEP = {"neighbours_few": 0.046, "neighbours_more": 0.027}
+#: Permitted growth of both for GoogLeNet's inference near the best: its joins cost less than those of all other steps
+#: together, by which `join_ns` was chosen (research/2026-11-29-joins.md).
+ONE_STEP = {"neighbours_few": (0.016, 0.046), "neighbours_more": (0.013, 0.027)}
 #: Recipes with other kinds of networks than mostly convolutional ones.
 OTHER_KINDS = ("kinds", "blind_kinds", "blind_intervals", "blind_last")
 #: Recipes predicted by today's rule for steps that may lose the L2 cache; in older ones that rule predicts only part.
@@ -86,13 +86,15 @@ def replayed_again(path: Path) -> tuple[list[ResultCase], list[ResultCase]]:
     return [c for c in then if c.trace in again.in_cache], [c for c in now if c.trace in again.in_cache]
 
 
-def check_no_worse(then: Fidelity | None, now: Fidelity | None, may_grow: float = MAY_GROW) -> None:
-    """Fail where errors have grown by more than that."""
+def check_no_worse(
+    then: Fidelity | None, now: Fidelity | None, may_grow: tuple[float, float] = (MAY_GROW, MAY_GROW)
+) -> None:
+    """Fail where the median or the 95th percentile of errors has grown by more than that."""
     assert then is not None, "no schedule on several streams"
     assert now is not None
-    for name in ("median", "p95"):
+    for name, growth in zip(("median", "p95"), may_grow, strict=True):
         before, after = getattr(then, name), getattr(now, name)
-        assert after <= before + may_grow, f"{name} error is {after:.2%}, was {before:.2%} when it was measured"
+        assert after <= before + growth, f"{name} error is {after:.2%}, was {before:.2%} when it was measured"
 
 
 def of_other_kinds() -> dict[str, list[bool]]:
@@ -155,10 +157,8 @@ def test_schedules_replayed_on_a_gpu_are_predicted_as_well_as_when_they_were_mea
     name: str, tmp_path: Path
 ) -> None:
     then, now = replayed_again(GOLDEN[name] if name in GOLDEN else make_golden(tmp_path))
-    may_grow = {**FEW, **ONE_STEP}
-    recipe = name.partition("_h200")[0]
-    limit = may_grow.get(recipe) or may_grow.get(recipe.partition("_")[0], MAY_GROW)
-    check_no_worse(fidelity(then), fidelity(now), limit)
+    few = FEW.get(name.partition("_")[0], MAY_GROW)
+    check_no_worse(fidelity(then), fidelity(now), ONE_STEP.get(name.partition("_h200")[0], (few, few)))
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
