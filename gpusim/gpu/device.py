@@ -45,7 +45,7 @@ def gpu_facts(busy: Callable[[], object] | None = None) -> Gpu:
     """Return name, driver, versions, and the clocks while the GPU runs `busy` repeatedly (0 where they cannot
     be read).
     """
-    driver, sm_clock, mem_clock = _nvidia_smi(torch.cuda.current_device()) if busy is None else _while_busy(busy)
+    driver, sm_clock, mem_clock = _nvidia_smi(gpu_id()) if busy is None else _while_busy(busy)
     torch.cuda.synchronize()
     return Gpu(
         name=torch.cuda.get_device_name(),
@@ -83,21 +83,25 @@ def provenance(command: str, busy: Callable[[], object]) -> dict[str, Any]:
 def _while_busy(work: Callable[[], object]) -> tuple[str, int, int]:
     """Return what `nvidia-smi` says while the GPU runs `work` over and over: an idle GPU lowers its clocks."""
     with ThreadPoolExecutor(1) as reader:
-        answer = reader.submit(_nvidia_smi, torch.cuda.current_device())
+        answer = reader.submit(_nvidia_smi, gpu_id())
         while not answer.done():
             work()
             torch.cuda.synchronize()
     return answer.result()
 
 
-def _nvidia_smi(index: int) -> tuple[str, int, int]:
-    """Return driver, SM clock and memory clock in MHz of a GPU; empty and 0 where they cannot be read."""
-    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader,nounits"]
+def _nvidia_smi(gpu: str) -> tuple[str, int, int]:
+    """Return driver, SM clock and memory clock in MHz of a GPU; empty and 0 where they cannot be read.
+
+    The GPU is named by its identifier: torch does not count GPUs that CUDA_VISIBLE_DEVICES hides, `nvidia-smi` does.
+    """
+    query = ["nvidia-smi", "--query-gpu=uuid,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-        driver, sm_clock, mem_clock = (part.strip() for part in lines[index].split(","))
-        return driver, int(sm_clock), int(mem_clock)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        gpus = {name.strip(): values for name, *values in (line.split(",") for line in lines)}
+        driver, sm_clock, mem_clock = gpus[gpu]
+        return driver.strip(), int(sm_clock), int(mem_clock)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
         return "", 0, 0
 
 

@@ -286,7 +286,7 @@ def test_other_errors_pass_the_explanation() -> None:
     assert explain_out_of_memory(lambda: 3)() == 3
 
 
-@pytest.mark.parametrize("answer", ["", "garbage", "555.1, [N/A], [N/A]", OSError("no nvidia-smi")])
+@pytest.mark.parametrize("answer", ["", "garbage", "GPU-1, 555.1, [N/A], [N/A]", "GPU-2, 555.1, 1980, 3201", OSError()])
 def test_clocks_that_cannot_be_read_are_zero(answer: str | OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         if isinstance(answer, OSError):
@@ -294,12 +294,15 @@ def test_clocks_that_cannot_be_read_are_zero(answer: str | OSError, monkeypatch:
         return subprocess.CompletedProcess([], 0, stdout=answer)
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert device._nvidia_smi(0) == ("", 0, 0)
+    assert device._nvidia_smi("GPU-1") == ("", 0, 0)
 
 
 def test_clocks_are_those_of_the_current_device_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reading ends only after some work: an idle GPU would show its lowest clock."""
-    answer = subprocess.CompletedProcess([], 0, stdout="580.1, 1980, 3201\n580.1, 345, 3201\n")
+    """The reading ends only after some work: an idle GPU would show its lowest clock.
+
+    The current device is torch's first here, as with CUDA_VISIBLE_DEVICES=1, and the second of `nvidia-smi`.
+    """
+    answer = subprocess.CompletedProcess([], 0, stdout="GPU-a, 580.1, 1980, 3201\nGPU-b, 580.1, 345, 3201\n")
     worked = threading.Event()
 
     def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
@@ -307,7 +310,7 @@ def test_clocks_are_those_of_the_current_device_while_it_works(monkeypatch: pyte
         return answer
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(device, "gpu_id", lambda: "GPU-b")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert device._while_busy(worked.set) == ("580.1", 345, 3201)
 
