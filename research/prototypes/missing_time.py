@@ -4,6 +4,7 @@
 
 Each candidate delays or lengthens tasks of every schedule by an amount that depends on the simulated timeline. Its
 coefficient is fitted to the missing time of all other networks (least squares, not negative; all steps weigh the same).
+The last line fits all coefficients together, of any sign.
 Columns: coefficient, then for other kinds and for convolutional networks the mean over steps of the mean error, the
 median, the error of 95 %, and the bias.
 """
@@ -29,6 +30,7 @@ from gpusim.validation.again import replayed_schedules
 
 Array = Any
 SM_SHORT_NS, GAP_NS = 4000.0, 300.0
+WHOLE_SMEM_BYTES = 190 * 1024
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,15 @@ class Seen:
     """Bytes of tensors a ns of all tasks that run in the gap before it."""
     moved: Array
     across: Array
+    product: Array
+    """Matrix products, without convolutions."""
     small_product: Array
     short: Array
+    whole: Array
+    """Kernels whose blocks take an SM's whole shared memory."""
+    matrix: Array
+    load: Array
+    """Bytes of tensors a ns of all other tasks, over its time."""
 
 
 def seen(graph: OpGraph, plan: Plan, start: Array, end: Array) -> Seen:
@@ -67,20 +76,27 @@ def seen(graph: OpGraph, plan: Plan, start: Array, end: Array) -> Seen:
     def integral(level: Array, at: Array) -> Array:
         return np.interp(at, times, np.concatenate([[0.0], np.cumsum(level[:-1] * steps)]))
 
+    flow = running(moved / lasts)
     several = (running(np.ones(len(tasks))) > 1.5).astype(float)
     by_start, by_end = np.sort(start), np.sort(end)
     convolution = np.array(["conv" in trace.ops[t.op].target for t in tasks])
     blocks = np.array([t.blocks for t in tasks])
+    matrix = np.array([bool(t.matrix) for t in tasks])
+    product = matrix & ~convolution
     return Seen(
         alone_ns=np.array([t.dur_ns for t in tasks]),
         company=np.clip((integral(several, end) - integral(several, start)) / lasts, 0.0, 1.0),
         beside=np.searchsorted(by_start, start, "right") - np.searchsorted(by_end, start, "right") - 1,
         starts=np.searchsorted(by_start, end, "left") - np.searchsorted(by_start, start, "right"),
-        rate=np.maximum(0.0, np.interp(start - GAP_NS, times, running(moved / lasts))),
+        rate=np.maximum(0.0, np.interp(start - GAP_NS, times, flow)),
         moved=moved,
         across=np.array([len(t.deps) > 0 for t in tasks]),
-        small_product=np.array([t.matrix for t in tasks]) & ~convolution & (blocks < graph.hardware.limits.sms),
+        product=product,
+        small_product=product & (blocks < graph.hardware.limits.sms),
         short=np.array([t.dur_ns for t in tasks]) < SM_SHORT_NS,
+        whole=np.array([trace.ops[t.op].kernels[t.kernel].smem_bytes > WHOLE_SMEM_BYTES for t in tasks]),
+        matrix=matrix,
+        load=np.maximum(0.0, (integral(flow, end) - integral(flow, start) - moved) / lasts),
     )
 
 
@@ -95,8 +111,26 @@ CANDIDATES: tuple[tuple[str, str, Callable[[Seen], Array]], ...] = (
     ("5 % of time in company", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company),
     ("5 %, kernels below 4 us", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * s.short),
     ("5 %, kernels from 4 us", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * ~s.short),
+    ("5 %, products", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * s.product),
     ("5 %, small products", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * s.small_product),
     ("bytes moved in company, over 40 TB/s", "dur_ns", lambda s: s.moved / 40_000.0 * s.company),
+    ("bytes that company moves, over 40 TB/s", "dur_ns", lambda s: s.alone_ns * s.load / 40_000.0),
+    ("whole SMs: the same", "dur_ns", lambda s: s.alone_ns * s.load / 40_000.0 * s.whole),
+    ("other GEMM-like: the same", "dur_ns", lambda s: s.alone_ns * s.load / 40_000.0 * (s.matrix & ~s.whole)),
+    ("whole SMs: 100 ns a start beside it", "dur_ns", lambda s: 100.0 * np.minimum(s.starts, 10) * s.whole),
+    ("whole SMs: 5 % in company", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * s.whole),
+    (
+        "other products: 100 ns a start beside it",
+        "dur_ns",
+        lambda s: 100.0 * np.minimum(s.starts, 10) * (s.matrix & ~s.whole),
+    ),
+    ("other GEMM-like: 5 % in company", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * (s.matrix & ~s.whole)),
+    (
+        "no products: 100 ns a start beside it",
+        "dur_ns",
+        lambda s: 100.0 * np.minimum(s.starts, 10) * ~(s.matrix | s.whole),
+    ),
+    ("other kernels: 5 % in company", "dur_ns", lambda s: 0.05 * s.alone_ns * s.company * ~(s.matrix | s.whole)),
 )
 CONSTANTS: tuple[tuple[str, str, str, float], ...] = (
     ("sharing_exponent + 0.1", "contention", "sharing_exponent", 0.1),
@@ -164,7 +198,7 @@ def main() -> None:
     weights = np.array([1.0 / (step_of == step).sum() for step in step_of])
     print(len(left), "schedules,", len(set(steps)), "steps")
     print(line("nothing", (np.float64(0.0), np.zeros(len(left)), left), step_of, is_other))
-    for number, name in enumerate([each[0] for each in (*CANDIDATES, *CONSTANTS)]):
+    for number, name in enumerate([*(each[0] for each in CANDIDATES), *(each[0] for each in CONSTANTS)]):
         x, added, found = columns[:, number], np.zeros(len(left)), []
         for network in sorted(set(networks)):
             here = network_of == network
@@ -172,6 +206,12 @@ def main() -> None:
             found.append(max(0.0, (weights * x * left)[~here].sum() / square) if square else 0.0)
             added[here] = found[-1] * x[here]
         print(line(name, (np.mean(found), added, left), step_of, is_other))
+    together = np.zeros(len(left))
+    for network in sorted(set(networks)):
+        here = network_of == network
+        root = np.sqrt(weights[~here])
+        together[here] = columns[here] @ np.linalg.lstsq(columns[~here] * root[:, None], left[~here] * root)[0]
+    print(line("all together", (np.float64(np.nan), together, left), step_of, is_other))
 
 
 if __name__ == "__main__":

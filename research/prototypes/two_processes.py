@@ -4,7 +4,7 @@
 
 The step's sequential graph and that of `critical_path` are timed in turns, alone and beside another process: one that
 holds memory and runs nothing, one that runs kernels of one block, and one that replays the same sequential graph. Alone
-is timed first and last. The GPU shares its time between processes; MPS is not used.
+is timed before and after each. The GPU shares its time between processes; MPS is not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpusim.validation.chosen import hardware_of
 
 STREAMS = 8
 #: Work of the other process, in the order of measurement; "" is none.
-BESIDE = ("", "idle", "one block", "same step", "")
+BESIDE = ("", "", "idle", "", "one block", "same step", "")
 READY = "ready"
 HELD_BYTES = 1024 * MIB
 SPIN_CYCLES, SPINS = 40_000, 200

@@ -59,8 +59,8 @@ def test_steps_of_readme_that_a_later_run_made_faster_are_counted() -> None:
             if fastest.measured_ns < 0.999 * shown.measured_ns:
                 less.append(100 * (1 - fastest.measured_ns / shown.measured_ns))
                 of_policies += fastest.policy in POLICIES
-    assert (len(less), of_policies) == (8, 5)
-    claim = f"the fastest of eight of these steps took {min(less):.1f} to {max(less):.1f} % less; five of the eight are"
+    assert (len(less), of_policies) == (9, 6)
+    claim = f"the fastest of nine of these steps took {min(less):.1f} to {max(less):.1f} % less; six of the nine are"
     assert claim in prose("README.md")
 
 
@@ -74,9 +74,9 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
     assert f"on {steps} steps only: {between}, all with kernels of inductor" in prose("README.md")
     assert f"{steps} optimized steps against `torch.compile`: {between}" in prose("CHANGELOG.md")
     shares = [case.measured_peak_bytes / case.baseline_peak_bytes["torch_compile_own_graph"] for case in measured]
-    assert sum(share > 1.3 for share in shares) == 2
-    text = "two of them take more than 1.3 times as much memory as its kernels in one cuda graph,"
-    assert f"{text} {max(shares):.1f} times at most" in prose("CHANGELOG.md")
+    assert sum(share > 1.3 for share in shares) == 1
+    text = "one of them takes more than 1.3 times as much memory as its kernels in one cuda graph,"
+    assert f"{text} {max(shares):.1f} times" in prose("CHANGELOG.md")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,13 @@ def test_order_near_the_best_is_that_of_the_measured_neighbourhoods() -> None:
     others = sorted(tau for tau in taus.values() if tau is not None)
     most = f"kendall tau is {others[0]:.2f} to {others[-1]:.2f} on {len(others)} steps"
     runs = f"it is {first:.2f}, {few:.2f} and {more:.2f} in three runs of googlenet's inference"
-    named = f"{experts:.2f} on small experts. {runs}"
+    least_ns = min(case.processes[0].measured_ns for case in steps["experts_small-infer-b2"])
+    alone = [
+        msgspec.structs.replace(case, measured_ns=case.processes[0].measured_ns)
+        for case in steps["experts_small-infer-b2"]
+        if case.processes[0].measured_ns <= (1 + NEAR_FRAC) * least_ns
+    ]
+    named = f"{experts:.2f} on small experts ({kendall_tau(alone):.2f} in their first process). {runs}"
     assert f"{most}, {named}" in prose("docs/accuracy.md")
     assert f"the one predicted best loses up to {100 * max(losses):.1f} %" in prose("docs/accuracy.md")
 
@@ -263,9 +269,9 @@ def test_what_the_search_gains_is_alike_in_two_processes_as_the_changelog_says()
                     gains.append(min(ns[policy] for policy in ns.keys() & POLICIES) / ns[SEARCH])
             if gains:
                 apart.append(abs(gains[1] - gains[0]))
-    assert steps == 10
+    assert steps == 11
     within = math.ceil(1000 * max(apart)) / 1000
-    text = f"ten steps ran in two processes on two days: in both the gain is the same within {within:.3f}"
+    text = f"eleven steps ran in two processes on two days: in both the gain is the same within {within:.3f}"
     assert text in prose("CHANGELOG.md")
 
 
