@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -127,7 +128,7 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
     for case in cases:
         path = trace_path(case, recipe)
         if not is_file(path):
-            say(f"not captured yet: {path.name}")
+            say(f"not captured yet: {path}")
             continue
         if recipe.memory_policies:
             paths.append(predict_memory(path, recipe))
@@ -143,7 +144,10 @@ def predict_stage(recipe: Recipe, cases: Sequence[Case], say: Say) -> list[Path]
             say(f"predicted {path.name}")
         paths.append(target)
     if not paths:
-        raise RecipeError(recipe.name, "no case is captured yet: run the stage 'capture' first")
+        raise RecipeError(
+            recipe.name,
+            f"no case is captured yet in {os.path.abspath(recipe.traces or '.')}: run the stage 'capture' first",
+        )
     return paths
 
 

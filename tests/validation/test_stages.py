@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -308,9 +309,11 @@ def test_case_that_the_recipe_does_not_have_is_refused(number: int, tmp_path: Pa
 def test_measuring_before_predicting_and_predicting_before_capturing_are_refused(tmp_path: Path) -> None:
     plan = recipe(tmp_path, "a")
     said: list[str] = []
-    with pytest.raises(RecipeError, match="no case is captured yet: run the stage 'capture' first"):
+    assert plan.traces is not None
+    folder = re.escape(os.path.abspath(plan.traces))
+    with pytest.raises(RecipeError, match=f"no case is captured yet in {folder}: run the stage 'capture' first"):
         predict_stage(plan, plan.case, said.append)
-    assert said == ["not captured yet: a-infer-b1.json.gz"]
+    assert said == [f"not captured yet: {stages.trace_path(plan.case[0], plan)}"]
     with pytest.raises(RecipeError, match="not captured yet"):
         measure_stage(plan, plan.case, tmp_path / "results", "c", lambda _: None)
 
