@@ -27,7 +27,8 @@ def row(case: ResultCase) -> str:
     fastest = min((name for name in case.baselines if name.startswith("torch_compile")), key=case.over)
     compiled = case.alongside_ns(fastest)
     cells = [f"`{case.trace}`", *(f"{time_ns / 1e3:,.0f}" for time_ns in (case.eager_ns, compiled, case.measured_ns))]
-    return f"|{'|'.join([*cells, f'{case.over(fastest):.2f}x', KERNELS[case.frontend]])}|"
+    kernels = "mixed" if case.kernels == "chosen" else KERNELS[case.frontend]
+    return f"|{'|'.join([*cells, f'{case.over(fastest):.2f}x', kernels])}|"
 
 
 def table() -> str:
