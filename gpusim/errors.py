@@ -37,6 +37,8 @@ from gpusim.text import VALUE_CHARACTERS, message, short_value, shortened
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+#: What the command line says after Ctrl-C.
+INTERRUPTED = "gpusim: interrupted"
 #: Number of names listed by `UnknownNameError` if there are more than `ALL_NAMES`, or they take more than `MOST_LISTED`
 #: characters in total.
 NEAREST_NAMES = 5

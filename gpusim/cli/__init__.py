@@ -22,7 +22,7 @@ from gpusim.cli.simulation import explore, simulate
 from gpusim.cli.sweep import sweep
 from gpusim.cli.transfer import transfer
 from gpusim.cli.whatif import figure, whatif
-from gpusim.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, GpusimError
+from gpusim.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, INTERRUPTED, GpusimError
 from gpusim.version import __version__
 
 #: Commands as grouped by `--help`, each with a short summary.
@@ -137,7 +137,7 @@ def main() -> None:
             click.UsageError(problem, getattr(error, "ctx", None)).show()
             sys.exit(EXIT_USER_ERROR)
         except (click.Abort, KeyboardInterrupt):
-            tell("gpusim: interrupted", err=True)
+            tell(INTERRUPTED, err=True)
             sys.exit(EXIT_INTERRUPTED)
         except ReaderGoneError:
             sys.exit(0)

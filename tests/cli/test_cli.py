@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -505,3 +506,21 @@ def test_interrupt_is_one_line(trace: Path, run: Run, monkeypatch: pytest.Monkey
     done = run("simulate", trace)
     assert (done.code, done.out) == (130, "")
     assert done.err.strip() == "gpusim: interrupted"
+
+
+def test_interrupt_while_the_command_line_is_imported_is_one_line() -> None:
+    code = """
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "gpusim.cli.limits":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+EntryPoint("gpusim", sys.argv.pop(), "console_scripts").load()()
+"""
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["gpusim"]
+    assert gpusim(installed, code=code) == Done(130, "", "gpusim: interrupted\n")
