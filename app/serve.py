@@ -28,12 +28,12 @@ COLLECT = (50_000, 20, 100)
 def prepare(ended: threading.Event) -> None:
     """Fill the caches that all sessions share, until the server has ended."""
     wait_for_server()
-    from gpusim_dashboard import ready
-
-    ready.first_page()
-    ready.shown().wait(PATIENCE_S)
-    time.sleep(DRAWING_S)
     try:
+        from gpusim_dashboard import ready
+
+        ready.first_page()
+        ready.shown().wait(PATIENCE_S)
+        time.sleep(DRAWING_S)
         ready.other_pages()
     except RuntimeError:
         if not ended.is_set():

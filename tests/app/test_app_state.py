@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,29 @@ def test_without_streamlit_the_line_names_the_extra(
     assert executed == []
     [line] = capsys.readouterr().err.splitlines()
     assert "gpusim[app]" in line
+
+
+@pytest.mark.parametrize("work", ["first_page", "other_pages"])
+def test_work_ahead_of_a_page_ends_silently_with_the_server(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(APP))
+    from gpusim_dashboard import ready
+
+    spec = importlib.util.spec_from_file_location("dashboard_serve", APP / "serve.py")
+    assert spec is not None
+    assert spec.loader is not None
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    ended = threading.Event()
+
+    def no_more_threads() -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(serve, "wait_for_server", lambda: None)
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(serve, "DRAWING_S", 0.0)
+    monkeypatch.setattr(ready, "first_page", lambda: None)
+    monkeypatch.setattr(ready, work, no_more_threads)
+    with pytest.raises(RuntimeError, match="cannot schedule"):
+        serve.prepare(ended)
+    ended.set()
+    serve.prepare(ended)
