@@ -153,6 +153,9 @@ def read_kineto(pieces: Iterator[bytes], name: str) -> Profile:
                 dur_ns = 0
             args = event.args if isinstance(event.args, _Args) else _NO_ARGS
             if role in ("kernel", "memcpy", "memset"):
+                if event.dur is None:  # missing, or `nan`: as 0 ns it would be believed
+                    out_of_range += 1
+                    continue
                 if len(profile.activities) >= MAX_PARTS:
                     raise ImportFileError(name, f"has more than {MAX_PARTS} GPU records")
                 fraction = fraction or bool(start_ns % NS_PER_US or dur_ns % NS_PER_US)

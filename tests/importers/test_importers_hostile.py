@@ -138,6 +138,19 @@ def test_event_without_a_sensible_time_is_left_out_and_said(time: str, tmp_path:
     assert "odd-times" in [finding.code for finding in report.findings]
 
 
+@pytest.mark.parametrize("duration", [None, float("nan"), float("inf")])
+def test_kernel_without_a_duration_is_left_out_and_not_taken_as_one_of_0_ns(
+    duration: float | None, tmp_path: Path
+) -> None:
+    endless = kernel("endless", 20, 5) | {"dur": duration}
+    missing = {key: value for key, value in endless.items() if key != "dur"}
+    for event in (endless, missing):
+        report = examine([str(write_kineto(tmp_path / "k.json", [kernel("k", 1.5, 5), event]))])
+        assert (report.kernels, report.busy_ns) == (1, 5_000)
+        [finding] = [finding for finding in report.findings if finding.code == "odd-times"]
+        assert finding.text == "1 event has no valid time and is left out"
+
+
 BROKEN = [b"\x05\x0a\x050.0.4" + b"\xff" * 20, b"\x07\x0a\x050.0.4\x10\x02" + struct.pack("<Q", 2**63)]
 
 
