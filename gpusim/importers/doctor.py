@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpusim.errors import GpusimError, OptionError
 from gpusim.formats.trace import Quality, Trace
 from gpusim.importers.build import Imported, import_contents
-from gpusim.importers.model import FORMAT_NAMES, WITHOUT_KERNELS, Finding, GpuFacts, Profile, busy
+from gpusim.importers.model import FORMAT_NAMES, WITHOUT_KERNELS, Finding, GpuFacts, ImportFileError, Profile, busy
 from gpusim.importers.read import Contents, read_files
 from gpusim.importers.stream_json import Progress
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
@@ -74,6 +74,8 @@ def examine(files: Sequence[str], report: Progress | None = None) -> Report:
         return _own(files[0], load_trace(files[0]))
     contents = read_files(list(files), report)
     if contents.traces:
+        if len(files) > 1:
+            raise ImportFileError(contents.traces[0], "is a gpusim trace, complete without other files: give it alone")
         return _own(contents.traces[0], read_trace(Path(contents.traces[0])))
     parts = contents.all()
     profiles = [part for part in parts if part.activities]

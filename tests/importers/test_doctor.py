@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import gpusim
 from gpusim.api.other_tools import export
 from gpusim.cli import cli
+from gpusim.errors import TraceError
 from gpusim.importers import examine, import_files
 from gpusim.trace.store import load_trace, write_trace
 from tests.support import importer_files as made
@@ -276,6 +277,20 @@ def test_own_trace_without_measured_times_says_so(tmp_path: Path) -> None:
 
     write_trace(msgspec.structs.replace(load_trace(NAME), ground_truth=None), tmp_path / "t.json")
     assert codes([tmp_path / "t.json"]) == ["no-ground-truth"]
+
+
+@pytest.mark.parametrize("other", ["a trace", "a profile"])
+def test_own_trace_among_several_files_is_refused_as_the_others_would_not_be_described(
+    other: str, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    write_trace(load_trace(NAME), one)
+    if other == "a trace":
+        write_trace(load_trace(NAME), two)
+    else:
+        made.write_kineto(two, [kernel("k", 1.5, 5)])
+    with pytest.raises(TraceError, match=r"one\.json: is a gpusim trace, complete without other files: give it alone"):
+        examine([str(one), str(two)])
 
 
 @pytest.mark.parametrize("name", [NAME, "googlenet-train-b8"])
