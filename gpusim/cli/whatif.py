@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusim.cli.common import hardware_option, json_option, launch_option, load_step, one_of, print_json, tell
+from gpusim.cli.common import hardware_option, json_option, launch_option, load_step, named, one_of, print_json, tell
 from gpusim.cli.figures import check_figures, figure_options
 from gpusim.defaults import DEFAULT_LAUNCH, DEFAULT_POLICY, DEFAULT_STREAMS, QUICK_BUDGET_S, QUICK_EVALUATIONS
 from gpusim.errors import OptionError
@@ -62,18 +62,19 @@ def whatif(
 
     figures = check_figures(html_file, png_file)
     step = load_step(trace, hardware)
-    answer = gpusim.whatif(
-        step,
-        policy,
-        streams=streams,
-        launch=launch,
-        sms=sms,
-        bandwidth=bandwidth,
-        launch_cost=launch_cost,
-        contention=contention,
-        queues=queues,
-        ops=ops,
-    )
+    with named("ops", "--op"):
+        answer = gpusim.whatif(
+            step,
+            policy,
+            streams=streams,
+            launch=launch,
+            sms=sms,
+            bandwidth=bandwidth,
+            launch_cost=launch_cost,
+            contention=contention,
+            queues=queues,
+            ops=ops,
+        )
     baseline, result, rows = answer.baseline, answer.changed, answer.sensitivities()
     changed = result.graph.hardware.label
     if figures:

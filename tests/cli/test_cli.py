@@ -498,6 +498,14 @@ def test_reader_that_goes_away_is_no_error_of_ours() -> None:
     assert done.returncode in (0, 1)
 
 
+@pytest.mark.parametrize("factor", ["nan", "1e400"])
+def test_factor_of_an_op_that_cannot_be_is_refused_by_the_name_of_its_option(
+    factor: str, trace: Path, run: Run
+) -> None:
+    problem = "names of ops, each with a factor above 0"
+    assert refused(run("whatif", trace, "--op", "stem", factor)).strip() == f"gpusim: --op {float(factor)}: {problem}"
+
+
 def test_interrupt_is_one_line(trace: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
