@@ -21,6 +21,7 @@ from gpusim.engine.base import Engine, engine_by_name
 from gpusim.errors import OptionError
 from gpusim.formats.hardware import GraphCosts, HardwareModel, StreamCosts, measure_of
 from gpusim.formats.trace import Op
+from gpusim.io.file_limits import MAX_RATE, MIN_RATE
 from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.kernels import Scaling, fit_to
@@ -118,6 +119,9 @@ def changed_hardware(hardware: HardwareModel, change: Change) -> HardwareModel:
         words.append(f"{change.sms} SMs")
     if change.bandwidth != 1.0:
         rate = hardware.memory.dram_bytes_per_ns * change.bandwidth
+        if not MIN_RATE <= rate <= MAX_RATE:
+            limits = f"from {MIN_RATE:g} to {MAX_RATE:g}"
+            raise OptionError(f"what-if: {change.bandwidth:g}x bandwidth is {rate:g} bytes/ns; simulated are {limits}")
         changed = new(changed, memory=new(changed.memory, dram_bytes_per_ns=rate))
         words.append(f"{change.bandwidth:g}x bandwidth")
     if change.launch_cost != 1.0:

@@ -191,6 +191,12 @@ def test_changes_out_of_range_are_one_line(wrong: dict[str, Any]) -> None:
         Change(**wrong)
 
 
+@pytest.mark.parametrize("factor", [1e-300, 1e7, 1e308])
+def test_bandwidth_that_no_hardware_model_can_have_is_refused(factor: float) -> None:
+    with pytest.raises(OptionError, match=r"what-if: .*x bandwidth is .* bytes/ns; simulated are from 1e-06 to 1e\+09"):
+        changed_graph(build_graph(chain_trace(2)), Change(bandwidth=factor))
+
+
 def test_queues_without_a_launch_that_has_them_are_refused() -> None:
     step = gpusim.Step(chain_trace(2), make_hardware())
     with pytest.raises(OptionError, match="queues=1: hardware queues count only where the host launches"):
