@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpusim.arguments import file_path
 from gpusim.bounds.bounds import Bounds, bounds
 from gpusim.engine.base import Timeline
 from gpusim.engine.evaluate import Evaluator
@@ -173,10 +174,11 @@ class Explored:
 
         A schedule with memory actions is written as a memory plan.
         """
+        file = file_path("path", path)
         if self.best.plan is not None:
-            write_memory_plan(self.best.plan, self.trace, Path(path))
+            write_memory_plan(self.best.plan, self.trace, file)
             return
-        write_schedule(self.best.schedule, self.trace, Path(path))
+        write_schedule(self.best.schedule, self.trace, file)
 
     def __repr__(self) -> str:
         where = f"{short_name(self.trace.name)} on {short_name(self.hardware.label)}"

@@ -329,13 +329,14 @@ def test_argument_of_another_type_to_whatif_is_one_line(step: gpusim.Step, argum
         gpusim.whatif(step, **arguments)
 
 
-def test_other_arguments_of_another_type_are_one_line(step: gpusim.Step) -> None:
+def test_other_arguments_of_another_type_are_one_line(step: gpusim.Step, best: gpusim.Explored) -> None:
     for wrong in ([], None, 5):
         with pytest.raises(OptionError, match=r"^engine="):
             gpusim.simulate(step, engine=wrong)  # type: ignore[arg-type]
     for path in ("a\0b.json", 5):
-        with pytest.raises(OptionError, match=r"^path="):
-            step.save(path)  # type: ignore[arg-type]
+        for saved in (step, best):
+            with pytest.raises(OptionError, match=r"^path="):
+                saved.save(path)  # type: ignore[arg-type]
 
 
 def test_numpy_integers_are_counts(step: gpusim.Step) -> None:
