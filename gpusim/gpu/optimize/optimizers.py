@@ -7,8 +7,10 @@ are restored afterwards: rates stay numbers, counts stay in host memory.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from operator import is_
 from typing import Any, Final
 
@@ -96,11 +98,13 @@ class LearningRates:
         restored.
         """
         checked = [vars(optimizer).get(_CHECKED) for optimizer in self.optimizers]
-        with counting_on(self.device, self.optimizers):
+        with counting_on(self.device, self.optimizers), ExitStack() as hooks:
             for optimizer, fused, tensors in zip(self.optimizers, self.fused, self.tensors, strict=True):
                 if not fused:
                     continue
                 for group, tensor in zip(optimizer.param_groups, tensors, strict=True):
+                    if _adds_momenta(optimizer, group):
+                        hooks.callback(optimizer.register_step_post_hook(partial(_add_momenta, group)).remove)
                     group.update(fused=True, foreach=False)
                     _complete_momenta(optimizer, group)
                     if tensor is not None:
@@ -198,6 +202,25 @@ def _complete_momenta(optimizer: Optimizer, group: dict[str, Any]) -> None:
     if len(without) < len(group["params"]):
         for parameter in without:
             optimizer.state[parameter] = {_MOMENTUM: torch.zeros_like(parameter)}
+
+
+def _adds_momenta(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether the user's own update adds momenta to the gradients in `.grad`, as torch's loop over lists does."""
+    if type(optimizer) is not torch.optim.SGD or not group["nesterov"] or group["weight_decay"] or group["maximize"]:
+        return False
+    if group["foreach"] is None and group["fused"] is None:
+        asked = importlib.import_module("torch.optim.optimizer")
+        return bool(asked._default_to_fused_or_foreach(group["params"], differentiable=False)[1])
+    return bool(group["foreach"])
+
+
+def _add_momenta(group: dict[str, Any], optimizer: Optimizer, *_: Any) -> None:
+    """Change gradients as the user's own update does: the fused kernel leaves them."""
+    updated = [p for p in group["params"] if p.grad is not None]
+    if updated:
+        gradients, momenta = [p.grad for p in updated], [optimizer.state[p][_MOMENTUM] for p in updated]
+        with torch.no_grad():
+            torch._foreach_add_(gradients, momenta, alpha=group["momentum"])
 
 
 def _is_number(group: dict[str, Any]) -> bool:

@@ -20,9 +20,23 @@ from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.executors import CpuExecutor
 from tests.support.optimizing import Net, Twins, batches, close, eager_step, fast, net, same_states
 
+
+def halves(parameters: Any) -> tuple[list[Any], list[Any]]:
+    every = list(parameters)
+    return every[::2], every[1::2]
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
+    # torch's loop over lists, the default on a GPU, leaves gradients plus momentum in `.grad`.
+    "nesterov-foreach": lambda p: torch.optim.SGD(
+        [{"params": part, "momentum": m} for part, m in zip(halves(p), (0.9, 0.5), strict=True)],
+        lr=0.1,
+        nesterov=True,
+        momentum=0.9,
+        foreach=True,
+    ),
     "dampened": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True),
