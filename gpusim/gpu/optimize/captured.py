@@ -174,7 +174,7 @@ def capture_bound(
         live=live,
         inputs=list(inputs),
         returned=watched.returned(recorded.returned),
-        places=Places([*modules, *reads.hidden], used, bool(graph.gradient_names), elsewhere, on_host),
+        places=Places([*modules, *reads.hidden], used, may_use, elsewhere, on_host),
         states=states,
         gradient_names=graph.gradient_names,
         gradients=gradients,

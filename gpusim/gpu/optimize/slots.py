@@ -121,8 +121,8 @@ class States:
 class Places:
     """Parameters, buffers and modules at their places when a step was captured.
 
-    In a step that `trains`, which of them have gradients must stay, too. `others` are tensors of the user's elsewhere;
-    of those `copied` the step has its own copies.
+    In a step that `trains`, also one that leaves no gradients, which of them have gradients must stay, too. `others`
+    are tensors of the user's elsewhere; of those `copied` the step has its own copies.
     """
 
     def __init__(

@@ -418,6 +418,37 @@ def test_parameters_frozen_and_thawed_later_are_captured_anew() -> None:
         same_states(twins.model.state_dict(), twins.other.state_dict())
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_parameters_thawed_are_trained_by_a_step_that_leaves_no_gradients(by_hand: bool) -> None:
+    model, other = net(), net()
+
+    def made(each: nn.Module) -> Callable[..., torch.Tensor]:
+        each.left.requires_grad_(False)
+        optimizer = None if by_hand else sgd(each.parameters())
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(each(x), y)
+            loss.backward()
+            if optimizer is not None:
+                optimizer.step()
+            for parameter in each.parameters():
+                if optimizer is None and parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+            return loss.detach()
+
+        return step
+
+    step, theirs = fast(made(model), batches(1)[0]), made(other)
+    assert isinstance(step, OptimizedStep)
+    for wanted in (False, True, False):
+        for each in (model, other):
+            each.left.requires_grad_(wanted)
+        for x, y in batches(2):
+            close(step(x, y), theirs(x, y))
+        same_states(model.state_dict(), other.state_dict())
+
+
 def test_frozen_parameters_stay() -> None:
     model = net()
     model.left.requires_grad_(False)
