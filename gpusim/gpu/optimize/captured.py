@@ -160,6 +160,7 @@ def capture_bound(
     read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage in needed}
     sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
     reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
+    of_optimizers = [p for p in parameters.values() if id(p) in used]
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
     on_host = [tensor for tensor in elsewhere if tensor.device.type != step.device.type]
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
@@ -174,7 +175,7 @@ def capture_bound(
         live=live,
         inputs=list(inputs),
         returned=watched.returned(recorded.returned),
-        places=Places([*modules, *reads.hidden], used, may_use, elsewhere, on_host),
+        places=Places([*modules, *reads.hidden], used, may_use, [*of_optimizers, *elsewhere], on_host),
         states=states,
         gradient_names=graph.gradient_names,
         gradients=gradients,

@@ -145,8 +145,9 @@ class Places:
         owners = [vars(module) for module in modules for _ in _OF_MODULE]
         self._dicts = KeyedValues(owners, _OF_MODULE * len(modules))
         """A module's own dicts, which `__setstate__` replaces."""
+        tensors |= {id(tensor): tensor for tensor in others}
         self._tensors = list(tensors.values())
-        self._layouts = Layouts([*self._tensors, *others])
+        self._layouts = Layouts(self._tensors)
         self._copied = [tensor for tensor in copied if not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._copied))
         self._trainable = [t for t in self._tensors if trains and (t.is_floating_point() or t.is_complex())]

@@ -449,6 +449,36 @@ def test_parameters_thawed_are_trained_by_a_step_that_leaves_no_gradients(by_han
         same_states(model.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("change", ["freeze", "data"])
+def test_parameters_of_no_module_are_watched_as_others_are(change: str) -> None:
+    def made() -> tuple[list[nn.Parameter], Callable[..., torch.Tensor]]:
+        parameters = [nn.Parameter(torch.ones(6, 5)), nn.Parameter(torch.ones(5))]
+        optimizer = sgd(parameters)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(x @ parameters[0] + parameters[1], y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return parameters, step
+
+    (mine, step), (theirs, eager) = made(), made()
+    step = fast(step, batches(1)[0])
+    assert isinstance(step, OptimizedStep)
+    for number, (x, y) in enumerate(batches(4)):
+        if number == 2:
+            for weight, _ in (mine, theirs):
+                if change == "freeze":
+                    weight.requires_grad_(False)
+                else:
+                    weight.data = weight.detach() * 2
+        close(step(x, y), eager(x, y))
+        for one, two in zip(mine, theirs, strict=True):
+            close(one, two)
+
+
 def test_frozen_parameters_stay() -> None:
     model = net()
     model.left.requires_grad_(False)
