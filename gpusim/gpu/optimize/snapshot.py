@@ -47,9 +47,13 @@ class _Copy:
 
 
 class Snapshot:
-    """A step's current tensors, gradients, optimizers, attributes and random number states."""
+    """A step's current tensors, gradients, optimizers, attributes and random number states.
+
+    Raises `CaptureError` where a gradient could not be put back: it is from before its parameter had another type.
+    """
 
     def __init__(self, step: UserStep, roots: Sequence[Any] = ()) -> None:
+        _check_gradients(step)
         self.step = step
         self._python = PythonState((*roots, step.arguments))
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
@@ -192,6 +196,16 @@ class Snapshot:
         changed = self._python.changed()
         if changed is not None:
             raise CaptureError(f"the step changes the Python value '{changed}', which a captured step would not")
+
+
+def _check_gradients(step: UserStep) -> None:
+    for name, parameter in step.parameters().items():
+        try:
+            parameter.grad = parameter.grad  # torch compares types and shapes
+        except RuntimeError as cause:
+            raise CaptureError(
+                f"the gradient of '{name}' has another type or shape than '{name}': call zero_grad() first"
+            ) from cause
 
 
 def _is_restorable(value: Any) -> bool:

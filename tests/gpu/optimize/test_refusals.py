@@ -474,6 +474,25 @@ def test_loss_that_is_no_function_is_named_also_without_a_gpu() -> None:
         gpusim.optimize(net(), (X, X), loss=3)  # type: ignore[arg-type]
 
 
+def test_gradients_from_before_a_cast_by_hand_leave_the_step_to_the_user() -> None:
+    """Eager clears them first."""
+    model, (data, *others) = net(), batches(3)
+    step = fast(model, data, loss=F.cross_entropy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    step(*data)
+    model.norm.bfloat16()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    other = copy.deepcopy(model)
+    eager = eager_step(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    text = "gpusim.optimize: the gradient of 'left.weight' has another type or shape than 'left.weight'"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in others:
+            close(step(x.bfloat16(), y), eager(x.bfloat16(), y))
+    assert [str(each.message) for each in caught] == [f"{text}: call zero_grad() first; the step runs as it is"]
+    same_states(model.state_dict(), other.state_dict())
+
+
 def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
     model = net().eval()
     free = fast(model, X).gain.peak_bytes
