@@ -63,7 +63,9 @@ class Snapshot:
         self._others = ModuleState(self._modules)
         self._unprepared = self._buffers, self._plain, self._hooks, self._others
         self._parameters = list(step.parameters().values())
-        self._gradients = [parameter.grad for parameter in self._parameters]
+        found = (*self._parameters, *self._python.tensors, *self._others.tensors)
+        self._with_gradients = list({id(each): each for each in found if each.is_leaf}.values())
+        self._gradients = [each.grad for each in self._with_gradients]
         self._of_optimizers = [_plain(optimizer) for optimizer in step.optimizers]
         self._counted = self._counts()
         self._groups = [[dict(group) for group in optimizer.param_groups] for optimizer in step.optimizers]
@@ -149,8 +151,9 @@ class Snapshot:
         with torch.no_grad():
             for copy in self._copies:
                 copy.restore()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+        for tensor, gradient in zip(self._with_gradients, self._gradients, strict=True):
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
         kept = zip(self._modules, self._buffers, self._plain, self._modes, strict=True)
         for module, buffers, plain, mode in kept:
             if _ids([module._buffers]) != _ids([buffers]):

@@ -493,6 +493,22 @@ def test_gradients_from_before_a_cast_by_hand_leave_the_step_to_the_user() -> No
     same_states(model.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("given", [None, torch.ones(4, 6)])
+def test_the_gradient_of_a_tensor_of_the_users_comes_back(given: torch.Tensor | None) -> None:
+    shift, factors = torch.zeros(4, 6, requires_grad=True), torch.ones(4, 6)
+    shift.grad = given
+
+    def step(x: torch.Tensor) -> None:
+        ((x + shift) * factors).sum().backward()
+        factors.add_(shift.grad)
+
+    with pytest.warns(UserWarning, match="that is no buffer of a module"):
+        assert fast(step, X) is step
+    assert shift.grad is given
+    assert given is None or torch.equal(given, torch.ones(4, 6))
+    assert torch.equal(factors, torch.ones(4, 6))
+
+
 def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
     model = net().eval()
     free = fast(model, X).gain.peak_bytes
