@@ -196,6 +196,13 @@ class Snapshot:
             if copy.is_reshaped():
                 shape = list(copy.elements.shape)
                 raise CaptureError(f"the step changes the shape or strides of a tensor of shape {shape} in place")
+        parameters = set(map(id, self._parameters))  # a captured step leaves theirs
+        pairs = zip(self._with_gradients, self._gradients, strict=True)
+        if any(tensor.grad is not gradient for tensor, gradient in pairs if id(tensor) not in parameters):
+            raise CaptureError(
+                "the step leaves a gradient in a tensor that is no parameter of a module or optimizer, which a "
+                "captured step would not"
+            )
         changed = self._python.changed()
         if changed is not None:
             raise CaptureError(f"the step changes the Python value '{changed}', which a captured step would not")

@@ -502,11 +502,23 @@ def test_the_gradient_of_a_tensor_of_the_users_comes_back(given: torch.Tensor | 
         ((x + shift) * factors).sum().backward()
         factors.add_(shift.grad)
 
-    with pytest.warns(UserWarning, match="that is no buffer of a module"):
+    with pytest.warns(UserWarning, match="that is no (buffer|parameter) of a module"):
         assert fast(step, X) is step
     assert shift.grad is given
     assert given is None or torch.equal(given, torch.ones(4, 6))
     assert torch.equal(factors, torch.ones(4, 6))
+
+
+def test_a_gradient_left_in_a_tensor_of_the_users_is_refused() -> None:
+    shift = torch.zeros(4, 6, requires_grad=True)
+
+    def step(x: torch.Tensor) -> None:
+        shift.grad = None
+        (x + shift).square().sum().backward()
+
+    with pytest.warns(UserWarning, match="leaves a gradient in a tensor that is no parameter"):
+        assert fast(step, X) is step
+    assert shift.grad is None
 
 
 def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
