@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import tomllib
 import zlib
 from collections.abc import Callable, Collection
@@ -210,8 +211,8 @@ def compress(data: bytes) -> bytes:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically: to a temporary file next to it, then a rename. Raises `OutputError`.
 
-    A device or pipe is written directly, since a rename would replace it by a file. Temporary files of killed processes
-    in the folder are removed.
+    A replaced file passes its permissions on. A device or pipe is written directly, since a rename would replace it by
+    a file. Temporary files of killed processes in the folder are removed.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -225,7 +226,7 @@ def write_bytes(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(handle)
-                os.fchmod(handle, 0o666 & ~_umask())
+                os.fchmod(handle, _mode_of(path))
                 os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -285,6 +286,15 @@ def _remove_leftovers(folder: Path) -> None:
                     os.unlink(folder / name)
                 finally:
                     os.close(handle)
+
+
+def _mode_of(path: Path) -> int:
+    """Return the permissions of the file at a path, or those of a new one."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path).st_mode
+        if stat.S_ISREG(found):
+            return stat.S_IMODE(found) & 0o777
+    return 0o666 & ~_umask()
 
 
 def _umask() -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -431,6 +432,19 @@ def writing(path: Path) -> subprocess.Popen[bytes]:
     assert process.stdout.readline() == b"writing\n"
     process.stdout.close()
     return process
+
+
+def test_file_that_is_replaced_passes_its_permissions_on(tmp_path: Path) -> None:
+    """A result that only its owner may read stays so; a link is replaced by a new file, whatever it points to."""
+    private, link = tmp_path / "private.json", tmp_path / "link.json"
+    write_bytes(private, b"1")
+    new = stat.S_IMODE(private.stat().st_mode)
+    private.chmod(0o600)
+    link.symlink_to(private)
+    write_bytes(private, b"2")
+    write_bytes(link, b"3")
+    assert (private.read_bytes(), stat.S_IMODE(private.stat().st_mode)) == (b"2", 0o600)
+    assert (link.read_bytes(), link.is_symlink(), stat.S_IMODE(link.stat().st_mode)) == (b"3", False, new)
 
 
 def test_what_a_killed_writer_left_is_gone_after_the_next_run(tmp_path: Path) -> None:
