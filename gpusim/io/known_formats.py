@@ -27,9 +27,9 @@ _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"|[\[\]{}:,]')
 #: gpusim's own documents by the name in `schema`: description, and the option that takes it.
 _OWN: Final = {
     "gpusim-trace": ("a trace", "give it as TRACE, such as `gpusim explore FILE`"),
-    "gpusim-schedule": ("a schedule", "give it with `--schedule FILE`"),
+    "gpusim-schedule": ("a schedule", "give it with `gpusim simulate TRACE --schedule FILE`"),
     "gpusim-measurement": ("a measurement", "give it with `gpusim simulate TRACE --measured FILE`"),
-    "gpusim-hardware": ("a hardware model", "give it with `--hw FILE`"),
+    "gpusim-hardware": ("a hardware model", "give it with `gpusim explore TRACE --hw FILE`"),
     "gpusim-results": (
         "a file of results",
         "predict it again with `gpusim validate FILE --again`, or draw it with `gpusim figure fidelity FILE`",

@@ -122,7 +122,7 @@ def test_each_reader_says_which_option_takes_the_document_it_was_given(tmp_path:
     cases: list[tuple[type[FileError], object, str]] = [
         (HardwareError, lambda: load_hardware(str(trace)), "a hardware model (gpusim-hardware/1) is read here"),
         (ScheduleError, lambda: read_schedule_document(trace), "a schedule (gpusim-schedule/1) is read here"),
-        (MeasurementError, lambda: read_measured(schedule, wide_trace()), "give it with `--schedule FILE`"),
+        (MeasurementError, lambda: read_measured(schedule, wide_trace()), "`gpusim simulate TRACE --schedule FILE`"),
     ]
     for error, read, words in cases:
         with pytest.raises(error) as caught:
