@@ -21,7 +21,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
-from graph_states import KERNELS, captured, replay_ns
+from graph_states import KERNELS, Driver, captured, replay_ns
 
 from gpusim.gpu.device import provenance, require_gpu
 from gpusim.units import MIB
@@ -52,16 +52,8 @@ def process(program: str) -> Iterator[None]:
         child.stdin.close()
 
 
-class Driver:
-    """Calls of the driver's library that torch has no function for."""
-
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL("libcuda.so.1")
-
-    def call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self.library, name)(*arguments)
-        if code:
-            raise RuntimeError(f"error {code} of {name}")
+class Contexts(Driver):
+    """Contexts by the driver's library, which torch has no function for."""
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -121,7 +113,7 @@ def main() -> None:
         torch.zeros(4096 * MIB, dtype=torch.uint8, device="cuda")
         torch.cuda.empty_cache()
 
-    driver = Driver()
+    contexts_of_driver = Contexts()
     after("nothing")
     events: list[tuple[str, Event]] = [
         ("nothing again", lambda: None),
@@ -136,7 +128,7 @@ def main() -> None:
         torch.cuda.synchronize()
         after(name)
     contexts = [
-        ("a context in this process", driver.context),
+        ("a context in this process", contexts_of_driver.context),
         ("a process that initializes the driver", partial(process, DRIVER_ALONE)),
         ("a process with a context", partial(process, CONTEXT)),
         ("a process that runs kernels", partial(process, KERNELS_RUN)),
