@@ -275,6 +275,20 @@ def test_what_the_search_gains_is_alike_in_two_processes_as_the_changelog_says()
     assert text in prose("CHANGELOG.md")
 
 
+def test_cost_of_another_process_is_that_of_its_measurement() -> None:
+    """Beside one that runs kernels, over the times alone afterwards; one that runs none costs nothing."""
+    file = ROOT / "research" / "data" / "two_processes_h200_20261129.json"
+    idle, busy = [], []
+    for rows in json.loads(file.read_text(encoding="utf-8"))["steps"].values():
+        *others, alone = rows[1:]
+        for row in others:
+            costs = idle if row["beside"] == "idle" else busy
+            costs += [row[name]["median_ns"] / alone[name]["median_ns"] for name in ("sequential", "critical_path")]
+    assert max(abs(cost - 1) for cost in idle) < 0.005
+    claim = f"process's kernels a step takes [{min(busy):.1f} to {max(busy):.1f} times as long]"
+    assert claim in prose("docs/accuracy.md")
+
+
 def test_ranks_are_as_many_and_as_far_off_as_the_results_say() -> None:
     file = max(RESULTS.glob("parallel_h200_*.json"))
     ranks = json.loads(file.read_text(encoding="utf-8"))["cases"]
