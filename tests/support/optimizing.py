@@ -49,6 +49,11 @@ def fast(target: Any, inputs: Any, **options: Any) -> Any:
     return optimize(target, inputs, **{"executor": CpuExecutor(), "streams": 3, "budget_s": 0.02, **options})
 
 
+def modes_of(step: OptimizedStep) -> set[str]:
+    """Return the modes in which a step was captured."""
+    return {variant.captured.options.mode for variant in step._variants.values() if variant is not None}
+
+
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
     """Return a step as a user writes it."""
 

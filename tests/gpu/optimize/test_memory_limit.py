@@ -28,7 +28,7 @@ from gpusim.gpu.replay.execute import initial_bytes
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.units import format_bytes, parse_bytes
-from tests.support.optimizing import Batch, Twins, batches, eager_step, fast
+from tests.support.optimizing import Batch, Twins, batches, eager_step, fast, sgd
 
 ROWS, WIDTH, CLASSES = 1 << 9, 8, 5
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
@@ -54,10 +54,6 @@ class Chain(nn.Module):
 def chain(dropout: float = 0.0) -> Chain:
     torch.manual_seed(0)
     return Chain(dropout)
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

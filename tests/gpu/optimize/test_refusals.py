@@ -474,53 +474,6 @@ def test_loss_that_is_no_function_is_named_also_without_a_gpu() -> None:
         gpusim.optimize(net(), (X, X), loss=3)  # type: ignore[arg-type]
 
 
-def test_gradients_from_before_a_cast_by_hand_leave_the_step_to_the_user() -> None:
-    """Eager clears them first."""
-    model, (data, *others) = net(), batches(3)
-    step = fast(model, data, loss=F.cross_entropy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    step(*data)
-    model.norm.bfloat16()
-    for parameter in model.parameters():
-        parameter.data = parameter.data.bfloat16()
-    other = copy.deepcopy(model)
-    eager = eager_step(other, torch.optim.SGD(other.parameters(), lr=0.1))
-    text = "gpusim.optimize: the gradient of 'left.weight' has another type or shape than 'left.weight'"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for x, y in others:
-            close(step(x.bfloat16(), y), eager(x.bfloat16(), y))
-    assert [str(each.message) for each in caught] == [f"{text}: call zero_grad() first; the step runs as it is"]
-    same_states(model.state_dict(), other.state_dict())
-
-
-@pytest.mark.parametrize("given", [None, torch.ones(4, 6)])
-def test_the_gradient_of_a_tensor_of_the_users_comes_back(given: torch.Tensor | None) -> None:
-    shift, factors = torch.zeros(4, 6, requires_grad=True), torch.ones(4, 6)
-    shift.grad = given
-
-    def step(x: torch.Tensor) -> None:
-        ((x + shift) * factors).sum().backward()
-        factors.add_(shift.grad)
-
-    with pytest.warns(UserWarning, match="that is no (buffer|parameter) of a module"):
-        assert fast(step, X) is step
-    assert shift.grad is given
-    assert given is None or torch.equal(given, torch.ones(4, 6))
-    assert torch.equal(factors, torch.ones(4, 6))
-
-
-def test_a_gradient_left_in_a_tensor_of_the_users_is_refused() -> None:
-    shift = torch.zeros(4, 6, requires_grad=True)
-
-    def step(x: torch.Tensor) -> None:
-        shift.grad = None
-        (x + shift).square().sum().backward()
-
-    with pytest.warns(UserWarning, match="leaves a gradient in a tensor that is no parameter"):
-        assert fast(step, X) is step
-    assert shift.grad is None
-
-
 def test_a_memory_limit_is_kept_or_the_step_runs_as_it_is() -> None:
     model = net().eval()
     free = fast(model, X).gain.peak_bytes

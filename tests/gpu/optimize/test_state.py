@@ -17,8 +17,18 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from gpusim.gpu.optimize.callable import OptimizedStep
-from gpusim.gpu.optimize.executors import CpuExecutor
-from tests.support.optimizing import Net, Twins, batches, close, eager_step, fast, net, same_states
+from tests.support.optimizing import (
+    Net,
+    Twins,
+    batches,
+    close,
+    eager_step,
+    fast,
+    modes_of,
+    net,
+    same_states,
+    sgd,
+)
 
 
 def halves(parameters: Any) -> tuple[list[Any], list[Any]]:
@@ -45,10 +55,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
 }
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -262,68 +268,9 @@ def test_several_models_and_steps_of_one_model_are_alive() -> None:
     two.check()
 
 
-def accumulating(model: nn.Module) -> Callable[..., torch.Tensor]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(model(x), y) / 2
-        loss.backward()
-        return loss.detach()
-
-    return step
-
-
-def modes_of(step: OptimizedStep) -> set[str]:
-    return {variant.captured.options.mode for variant in step._variants.values() if variant is not None}
-
-
 def test_a_function_without_gradients_and_optimizer_is_inference() -> None:
     model = net().eval()
     assert modes_of(fast(lambda x: model(x), batches(1)[0][:1])) == {"infer"}
-
-
-@pytest.mark.parametrize("to_none", [True, False])
-def test_gradients_accumulate_over_calls(to_none: bool) -> None:
-    model = net()
-    other = copy.deepcopy(model)
-    optimizers = [sgd(each.parameters()) for each in (model, other)]
-    mine = fast(accumulating(model), batches(1)[0])
-    assert isinstance(mine, OptimizedStep)
-    theirs = accumulating(other)
-    assert modes_of(mine) == {"train"}  # its layouts, kernels and time limits are those of training
-    for number, (x, y) in enumerate(batches(8)):
-        close(mine(x, y), theirs(x, y))
-        for one, two in zip(model.parameters(), other.parameters(), strict=True):
-            close(one.grad, two.grad)
-        if number % 2:
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=to_none)
-    same_states(model.state_dict(), other.state_dict())
-
-
-def test_gradients_of_ones_own_are_taken_over() -> None:
-    model = net()
-    other = copy.deepcopy(model)
-    mine, theirs = fast(accumulating(model), batches(1)[0]), accumulating(other)
-    for each in (model, other):
-        for parameter in each.parameters():
-            parameter.grad = torch.ones_like(parameter)
-    x, y = batches(1)[0]
-    mine(x, y)
-    theirs(x, y)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        close(one.grad, two.grad)
-
-
-def test_a_loss_without_an_optimizer_leaves_gradients() -> None:
-    model = net()
-    other = copy.deepcopy(model)
-    step = fast(model, batches(1)[0], loss=F.cross_entropy)
-    x, y = batches(2)[1]
-    loss = F.cross_entropy(other(x), y)
-    loss.backward()
-    close(step(x, y), loss)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        close(one.grad, two.grad)
 
 
 def test_a_step_function_with_its_own_loop() -> None:
@@ -418,37 +365,6 @@ def test_parameters_frozen_and_thawed_later_are_captured_anew() -> None:
         same_states(twins.model.state_dict(), twins.other.state_dict())
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_parameters_thawed_are_trained_by_a_step_that_leaves_no_gradients(by_hand: bool) -> None:
-    model, other = net(), net()
-
-    def made(each: nn.Module) -> Callable[..., torch.Tensor]:
-        each.left.requires_grad_(False)
-        optimizer = None if by_hand else sgd(each.parameters())
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = F.cross_entropy(each(x), y)
-            loss.backward()
-            if optimizer is not None:
-                optimizer.step()
-            for parameter in each.parameters():
-                if optimizer is None and parameter.grad is not None:
-                    parameter.data.sub_(parameter.grad, alpha=0.1)
-                parameter.grad = None
-            return loss.detach()
-
-        return step
-
-    step, theirs = fast(made(model), batches(1)[0]), made(other)
-    assert isinstance(step, OptimizedStep)
-    for wanted in (False, True, False):
-        for each in (model, other):
-            each.left.requires_grad_(wanted)
-        for x, y in batches(2):
-            close(step(x, y), theirs(x, y))
-        same_states(model.state_dict(), other.state_dict())
-
-
 @pytest.mark.parametrize("change", ["freeze", "data"])
 def test_parameters_of_no_module_are_watched_as_others_are(change: str) -> None:
     def made() -> tuple[list[nn.Parameter], Callable[..., torch.Tensor]]:
@@ -536,38 +452,3 @@ def test_no_copy_of_the_parameters_is_kept() -> None:
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
     weights = {each.data_ptr() for each in tensors if each.shape == (width, width)}
     assert weights == {model[0].weight.data_ptr()}
-
-
-# --- What a call is predicted to take ---
-
-
-class Costly(CpuExecutor):
-    """Copies around the graph take 7 us, and the host 5 us."""
-
-    host = 5_000
-
-    def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
-        runs: list[int] = []
-        call(lambda: runs.append(1))
-        assert runs == [1]  # the copies are those around what is given in the graph's place
-        return 7_000
-
-    def device_ns(self, call: Callable[[], object]) -> int:
-        call()
-        return 9_000
-
-    def host_ns(self, call: Callable[[], object]) -> int:
-        call()
-        return self.host
-
-
-def test_the_prediction_of_a_call_has_its_copies_or_is_the_hosts_pace() -> None:
-    twins = Twins(sgd, executor=Costly())
-    gain = twins.fast.gain
-    assert gain.predicted_call_ns == gain.predicted_ns + 7_000
-    assert gain.call_device_ns == 9_000
-    slow = Costly()
-    slow.host = gain.predicted_ns + 9_000
-    assert Twins(sgd, executor=slow).fast.gain.predicted_call_ns == slow.host
-    twins.train(batches(2))  # measuring left nothing behind
-    twins.check()

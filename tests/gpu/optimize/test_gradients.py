@@ -1,0 +1,153 @@
+"""Gradients: left for the user, added up over calls, taken over; those that a captured step would get wrong.
+
+On the CPU, in the launch order of the chosen schedule.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from gpusim.gpu.optimize.callable import OptimizedStep
+from tests.support.optimizing import batches, close, eager_step, fast, modes_of, net, same_states, sgd
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+def accumulating(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y) / 2
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_accumulate_over_calls(to_none: bool) -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    optimizers = [sgd(each.parameters()) for each in (model, other)]
+    mine = fast(accumulating(model), batches(1)[0])
+    assert isinstance(mine, OptimizedStep)
+    theirs = accumulating(other)
+    assert modes_of(mine) == {"train"}  # its layouts, kernels and time limits are those of training
+    for number, (x, y) in enumerate(batches(8)):
+        close(mine(x, y), theirs(x, y))
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            close(one.grad, two.grad)
+        if number % 2:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+    same_states(model.state_dict(), other.state_dict())
+
+
+def test_gradients_of_ones_own_are_taken_over() -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    mine, theirs = fast(accumulating(model), batches(1)[0]), accumulating(other)
+    for each in (model, other):
+        for parameter in each.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    x, y = batches(1)[0]
+    mine(x, y)
+    theirs(x, y)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+def test_a_loss_without_an_optimizer_leaves_gradients() -> None:
+    model = net()
+    other = copy.deepcopy(model)
+    step = fast(model, batches(1)[0], loss=F.cross_entropy)
+    x, y = batches(2)[1]
+    loss = F.cross_entropy(other(x), y)
+    loss.backward()
+    close(step(x, y), loss)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_parameters_thawed_are_trained_by_a_step_that_leaves_no_gradients(by_hand: bool) -> None:
+    model, other = net(), net()
+
+    def made(each: nn.Module) -> Callable[..., torch.Tensor]:
+        each.left.requires_grad_(False)
+        optimizer = None if by_hand else sgd(each.parameters())
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(each(x), y)
+            loss.backward()
+            if optimizer is not None:
+                optimizer.step()
+            for parameter in each.parameters():
+                if optimizer is None and parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+            return loss.detach()
+
+        return step
+
+    step, theirs = fast(made(model), batches(1)[0]), made(other)
+    assert isinstance(step, OptimizedStep)
+    for wanted in (False, True, False):
+        for each in (model, other):
+            each.left.requires_grad_(wanted)
+        for x, y in batches(2):
+            close(step(x, y), theirs(x, y))
+        same_states(model.state_dict(), other.state_dict())
+
+
+def test_gradients_from_before_a_cast_by_hand_leave_the_step_to_the_user() -> None:
+    """Eager clears them first."""
+    model, (data, *others) = net(), batches(3)
+    step = fast(model, data, loss=F.cross_entropy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    step(*data)
+    model.norm.bfloat16()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    other = copy.deepcopy(model)
+    eager = eager_step(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    text = "gpusim.optimize: the gradient of 'left.weight' has another type or shape than 'left.weight'"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in others:
+            close(step(x.bfloat16(), y), eager(x.bfloat16(), y))
+    assert [str(each.message) for each in caught] == [f"{text}: call zero_grad() first; the step runs as it is"]
+    same_states(model.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("given", [None, torch.ones(4, 6)])
+def test_the_gradient_of_a_tensor_of_the_users_comes_back(given: torch.Tensor | None) -> None:
+    shift, factors = torch.zeros(4, 6, requires_grad=True), torch.ones(4, 6)
+    shift.grad = given
+
+    def step(x: torch.Tensor) -> None:
+        ((x + shift) * factors).sum().backward()
+        factors.add_(shift.grad)
+
+    with pytest.warns(UserWarning, match="that is no (buffer|parameter) of a module"):
+        assert fast(step, X) is step
+    assert shift.grad is given
+    assert given is None or torch.equal(given, torch.ones(4, 6))
+    assert torch.equal(factors, torch.ones(4, 6))
+
+
+def test_a_gradient_left_in_a_tensor_of_the_users_is_refused() -> None:
+    shift = torch.zeros(4, 6, requires_grad=True)
+
+    def step(x: torch.Tensor) -> None:
+        shift.grad = None
+        (x + shift).square().sum().backward()
+
+    with pytest.warns(UserWarning, match="leaves a gradient in a tensor that is no parameter"):
+        assert fast(step, X) is step
+    assert shift.grad is None
