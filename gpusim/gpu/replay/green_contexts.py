@@ -2,8 +2,8 @@
 
 torch's `GreenContext` cuts every partition from the whole GPU, so two of them may get the same SMs. Here the GPU is
 split once, into the smallest possible groups, and partitions are made of whole groups, so they are disjoint. The calls
-are those of the CUDA driver API (cuda.h of CUDA 13.0, section "Green Contexts"; available since CUDA 12.5), which torch
-does not wrap, and the streams are torch's `ExternalStream`.
+are those of the CUDA driver API (cuda.h of CUDA 13.0, section "Green Contexts"; available since CUDA 12.5), and the
+streams are torch's `ExternalStream`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from gpusim.errors import GpuError
 from gpusim.gpu.device import require_gpu
+from gpusim.gpu.driver import LIBRARY, Driver
 
-_LIBRARY: Final = "libcuda.so.1"
 _RESOURCE_SM: Final = 1  # CU_DEV_RESOURCE_TYPE_SM
 _DEFAULT_STREAM: Final = 1  # CU_GREEN_CTX_DEFAULT_STREAM, required
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING, required
@@ -128,11 +128,9 @@ class _Driver:
         self.device = require_gpu()
         torch.cuda.init()
         torch.cuda.current_stream().synchronize()  # initializes the primary context
-        try:
-            self._library: Any = ctypes.CDLL(_LIBRARY)
-            self._library.cuGreenCtxStreamCreate  # noqa: B018
-        except (OSError, AttributeError) as cause:
-            raise GpuError(f"no SM partitions: {_LIBRARY} has no green contexts (CUDA 12.5 or later)") from cause
+        self._driver = Driver()
+        if not self._driver.has("cuGreenCtxStreamCreate"):
+            raise GpuError(f"no SM partitions: {LIBRARY} has no green contexts (CUDA 12.5 or later)")
         self._number = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(self._number), ctypes.c_int(self.device.index))
         self._all = _Resource()
@@ -141,12 +139,10 @@ class _Driver:
 
     def call(self, name: str, *arguments: object) -> None:
         """Call the driver. Raises `GpuError` with the driver's error name."""
-        status = getattr(self._library, name)(*arguments)
-        if status:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
-            reason = (text.value or b"").decode() or f"error {status}"
-            raise GpuError(f"no SM partitions: {name} says {reason} (torch {torch.__version__})")
+        try:
+            self._driver.call(name, *arguments)
+        except GpuError as cause:
+            raise GpuError(f"no SM partitions: {cause} (torch {torch.__version__})") from cause
 
     def split(self) -> tuple[list[_Resource], _Resource]:
         """Return the GPU's SMs in the smallest possible groups, and the left-over SMs."""
