@@ -18,6 +18,7 @@ import torch
 
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Gpu, Kernel
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.profiling import exported_events, kernel_of, profiled
 from gpusim.units import GIB, KIB, NS_PER_US
 
@@ -35,7 +36,8 @@ def undisturbed(times: Sequence[float]) -> float:
 
 
 def event_ns(run: Callable[[], object], calls: int = 1, rounds: int = ROUNDS) -> float:
-    """Return the median GPU time of one of `calls` calls of `run`, in ns."""
+    """Return the median GPU time of one of `calls` calls of `run`, in ns, with launches in their slow state."""
+    make_launches_slow()
     run()
     torch.cuda.synchronize()
     times = []

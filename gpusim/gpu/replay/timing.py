@@ -13,11 +13,12 @@ import msgspec
 import torch
 
 from gpusim.formats.trace import Timing
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.units import ms_to_ns
 
 ROUNDS = 25
-#: Recordings per contender. A state of the graph and the addresses of its tensors change its time: recordings of one
-#: schedule differ by up to 10 % at batch 1 (research/2026-11-27-graph-states.md). An odd number: one is in the middle.
+#: Recordings per contender: addresses of tensors change the time of one whose tensors nearly fill the L2 cache
+#: (research/2026-11-23-capture-and-replay.md). An odd number: one is in the middle.
 RECORDINGS = 7
 #: Rounds, and their length in ms, for comparing recordings.
 TRIAL_ROUNDS, TRIAL_MS = 3, 6.0
@@ -48,10 +49,13 @@ def time_interleaved(
     """Return the time of one call of each contender, in rounds that take turns, so that clock drift affects all alike.
 
     Each round times many calls between two CUDA events and takes their mean; the result is the median over rounds.
+    Launches are in their slow state: another process may end it, so each round makes it anew.
     """
+    make_launches_slow()
     repeats = {name: _repeats(run, round_ms) for name, run in contenders.items()}
     samples: dict[str, list[int]] = {name: [] for name in contenders}
     for turn in range(rounds):
+        make_launches_slow()
         names = list(contenders)
         for name in names if turn % 2 == 0 else names[::-1]:
             samples[name].append(_round(contenders[name], repeats[name]))
@@ -59,8 +63,11 @@ def time_interleaved(
 
 
 def queued_ns(work: Callable[[], object], calls: int = 20) -> float:
-    """GPU time of one call in ns, where the host is slower: it queues all calls while the GPU is held back."""
-    torch.cuda.synchronize()
+    """GPU time of one call in ns, where the host is slower: it queues all calls while the GPU is held back.
+
+    Launches are in their slow state.
+    """
+    make_launches_slow()
     begin_ns = perf_counter_ns()
     for _ in range(calls):
         work()
