@@ -109,6 +109,7 @@ class StepMaker:
         """
         made = self._made(step, options, inputs, roots, kept)
         self.executor.give_back()
+        self.executor.quicken_launches()
         return made
 
     def _made(

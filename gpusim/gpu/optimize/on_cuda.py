@@ -16,6 +16,7 @@ from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.variants import TUNING_S, Known, with_variants_of
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.inductor.kernels import loaded_code
+from gpusim.gpu.launch_state import make_launches_fast
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
@@ -210,3 +211,7 @@ class CudaExecutor:
         """Give back the memory of dropped recordings, which torch would keep, each graph's apart."""
         self._recorders.clear()
         torch.cuda.empty_cache()
+
+    def quicken_launches(self) -> None:
+        """Bring launches into the fast state, which the recordings of the trial have ended."""
+        make_launches_fast()

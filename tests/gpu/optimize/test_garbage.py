@@ -92,3 +92,32 @@ def test_of_all_schedules_on_trial_only_the_chosen_one_stays() -> None:
     assert isinstance(step, OptimizedStep)
     assert len(executor.prepared) > 2
     assert executor.alive == [1]
+
+
+class Quickened(CpuExecutor):
+    """Notes the order in which schedules are prepared, timed, and launches made fast."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        self.log.append("prepare")
+        return super().prepare(captured, trace, schedule)
+
+    def give_back(self) -> None:
+        self.log.append("give back")
+
+    def quicken_launches(self) -> None:
+        self.log.append("quicken")
+
+
+def test_launches_are_made_fast_once_nothing_is_recorded_any_more() -> None:
+    """A recording behind it would end the fast state."""
+    executor, model = Quickened(), net()
+    step = fast(
+        model, batches(1)[0], loss=F.cross_entropy, optimizer=sgd(model.parameters()), executor=executor, frontends=ATEN
+    )
+    step(*batches(1)[0])
+    assert executor.log[-2:] == ["give back", "quicken"]
+    assert executor.log.count("quicken") == 1
+    assert "prepare" in executor.log
