@@ -135,6 +135,9 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     processes: Annotated[tuple[ProcessTimes, ...], Meta(max_length=MAX_PROCESSES)] = ()
     """Each process that measured the schedule. Of several, `measured_ns` is the median and `interval_ns` the range.
     Empty in files up to 2026-11-29."""
+    fast_launches_ns: dict[str, Nanoseconds] = {}
+    """Time of `optimize` and of each baseline with launches in their fast state; empty if not measured. All other times
+    are in the slow state."""
 
     @property
     def sequential_times_ns(self) -> tuple[int, ...]:

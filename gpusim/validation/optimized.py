@@ -219,6 +219,7 @@ def row_of(case: Case, measured: Measured) -> ResultCase:
         optimize_stages_s=measured.stages_s,
         compiled_before=measured.compiled_before,
         processes=(process,),
+        fast_launches_ns=measured.fast_launches_ns,
     )
 
 

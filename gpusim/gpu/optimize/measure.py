@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final
@@ -23,6 +23,7 @@ from gpusim.gpu.capture.models import ModelStep, load_step
 from gpusim.gpu.device import gpu_facts, gpu_id, require_gpu, set_precision
 from gpusim.gpu.inductor.kernels import stop_compiling
 from gpusim.gpu.isolate import stopwatch
+from gpusim.gpu.launch_state import make_launches_fast, make_launches_slow
 from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.front import optimize
 from gpusim.gpu.optimize.garbage import no_collection
@@ -95,6 +96,8 @@ class Measured:
     frontend: Frontend
     ablation: Ablation | None = None
     """Freedom that was taken away."""
+    fast_launches_ns: dict[str, int] = field(default_factory=dict)
+    """Time of a call with launches in their fast state, by contender; empty if not measured."""
 
 
 Keep = Callable[[Measured], None]
@@ -140,6 +143,7 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
         times = times_in_turns(calls, batches, ROUNDS if stage.complete else FIRST_ROUNDS)
         measured = replace(
             ours.measured(gpu, times.pop("optimize"), times, sensitive),
+            fast_launches_ns=fast_times(calls, batches) if stage.complete else {},
             peer_bytes={name: each.peak_bytes for name, each in contenders.items() if name != "optimize"},
             deviations=dict(deviations),
         )
@@ -149,6 +153,14 @@ def _measure(asked: Asked, keep: Keep, say: Callable[[str], None]) -> None:
             _compare(contenders, exact, deviations, say)
             keep(replace(measured, deviations=dict(deviations)))
     say("measured")
+
+
+def fast_times(calls: Mapping[str, Call], batches: Sequence[tuple[Any, ...]]) -> dict[str, int]:
+    """Return the time of a call with launches in their fast state, in ns; nothing where that cannot be made."""
+    if not make_launches_fast():
+        return {}
+    times = times_in_turns(calls, batches, FIRST_ROUNDS, launches=make_launches_fast)
+    return {name: time.median_ns for name, time in times.items()}
 
 
 def loaded(asked: Asked, say: Callable[[str], None]) -> tuple[ModelStep, bool]:
@@ -375,10 +387,12 @@ def times_in_turns(
     rounds: int = ROUNDS,
     clock: Callable[[], int] = perf_counter_ns,
     round_ms: float | None = None,
+    launches: Callable[[], object] = make_launches_slow,
 ) -> dict[str, Timing]:
     """Wall time per call, of many calls in a row between synchronizations; medians over rounds in turns.
 
-    A contender's part of a round takes `round_ms`, by default `ROUND_MS`.
+    A contender's part of a round takes `round_ms`, by default `ROUND_MS`. Each round begins with `launches`: without
+    anything said they are in the slow state, in which torch.compile leaves them.
     Python's garbage collection is off meanwhile: objects left by compilers would slow down the next to allocate.
     """
     repeats: dict[str, int] = {}
@@ -390,6 +404,7 @@ def times_in_turns(
     samples: dict[str, list[int]] = {name: [] for name in calls}
     with no_collection():
         for turn in range(rounds):
+            launches()
             names = list(calls)
             for name in names if turn % 2 == 0 else names[::-1]:
                 samples[name].append(_round(calls[name], batches, repeats[name], clock))
