@@ -41,6 +41,7 @@ OTHER_KINDS = {
     "other kinds, second blind set": "blind_kinds",
     "other kinds, third blind set": "blind_intervals",
     "other kinds, fourth blind set": "blind_last",
+    "other kinds, fifth blind set": "blind_next",
 }
 COLUMNS = "number|median|95 % within|largest|bias|in the 90 % interval|"
 RULE = "|---|--:|--:|--:|--:|--:|--:|"

@@ -46,6 +46,8 @@ VISION_TRANSFORMERS = (
     "beit_base_patch16_224",
     "crossvit_9_240",
     "coatnet_0_rw_224",
+    "mobilevit_s",
+    "twins_svt_small",
 )
 COVERED = 0.9
 #: Decimals of the numbers written.
