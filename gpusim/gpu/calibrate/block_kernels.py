@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from gpusim.errors import GpuError
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.units import KIB, MIB
 
 #: Most blocks that one experiment can record.
@@ -305,7 +306,8 @@ class BlockBench:
         return [sorted(times)[len(times) // 2] for times in zip(*samples[1:], strict=True)]
 
     def _replayed(self, graph: Any, blocks: Sequence[int]) -> list[Blocks]:
-        """Return the blocks of the second replay; the first may include initialization."""
+        """Return the blocks of the second replay, with slow launches; the first may include initialization."""
+        make_launches_slow()
         for _ in range(2):
             torch.cuda.synchronize()
             graph.replay()

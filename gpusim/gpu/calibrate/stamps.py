@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.replay.execute import Runner
 
 REPLAYS = 40
@@ -43,7 +44,11 @@ class Stamps:
         self._kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[self._times_ns, slot])
 
     def replayed_ns(self, graph: Any, replays: int, unused: int) -> torch.Tensor:
-        """Return the times of the pieces in each of `replays` replays, after `unused` others: replays x pieces, ns."""
+        """Return the times of the pieces in each of `replays` replays, after `unused` others: replays x pieces, ns.
+
+        Launches are in their slow state.
+        """
+        make_launches_slow()
         samples = []
         for _ in range(unused + replays):
             graph.replay()
