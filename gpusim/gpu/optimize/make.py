@@ -107,10 +107,17 @@ class StepMaker:
         are returned in place, not copied. Raises `GpusimError` where none computes the same. The user's objects are
         restored in any case.
         """
-        made = self._made(step, options, inputs, roots, kept)
+        try:
+            made = self._made(step, options, inputs, roots, kept)
+        except CANNOT_RUN:  # the user's own step runs on, and was fast before the trials
+            self._end_trials()
+            raise
+        self._end_trials()
+        return made
+
+    def _end_trials(self) -> None:
         self.executor.give_back()
         self.executor.quicken_launches()
-        return made
 
     def _made(
         self,

@@ -121,3 +121,28 @@ def test_launches_are_made_fast_once_nothing_is_recorded_any_more() -> None:
     assert executor.log[-2:] == ["give back", "quicken"]
     assert executor.log.count("quicken") == 1
     assert "prepare" in executor.log
+
+
+class NeverRight(Quickened):
+    """Every schedule gives another result."""
+
+    def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
+        ready = super().prepare(captured, trace, schedule)
+        run = ready.run
+
+        def wrong() -> None:
+            run()
+            for tensor in ready.tensors:
+                if tensor is not None and tensor.is_floating_point():
+                    tensor.add_(1.0)
+
+        vars(ready)["run"] = wrong
+        return ready
+
+
+def test_launches_are_made_fast_for_the_users_own_step_too() -> None:
+    """Trials have made them slow, and here no schedule computes the same as the step."""
+    executor, model = NeverRight(), net()
+    with pytest.warns(UserWarning, match="away from eager's .* the step runs as it is"):
+        fast(model.eval(), batches(1)[0][:1], executor=executor, frontends=ATEN)
+    assert executor.log[-2:] == ["give back", "quicken"]
