@@ -136,8 +136,8 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
     """Each process that measured the schedule. Of several, `measured_ns` is the median and `interval_ns` the range.
     Empty in files up to 2026-11-29."""
     fast_launches_ns: dict[str, Nanoseconds] = {}
-    """Time of `optimize` and of each baseline with launches in their fast state; empty if not measured. All other times
-    are in the slow state."""
+    """Time of `optimize` and of each baseline with launches in their fast state; empty if not measured. Since
+    2026-11-29 all other times are in the slow state, before in either."""
 
     @property
     def sequential_times_ns(self) -> tuple[int, ...]:

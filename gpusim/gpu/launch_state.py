@@ -1,9 +1,10 @@
 """The two states of a GPU's launches, and the way into each.
 
 In the fast state each kernel of a CUDA graph begins 0.18 us earlier than in the slow one, 0.34 us where launches miss
-the L2 cache, and all graphs of a process are in the same state. A process begins in the fast state. The eighth stream
-that runs a kernel ends it, as does the fourth recorded graph. A new context of any process on the host brings it back.
-Measured on H200s with driver 580 (`research/2026-11-29-launch-states.md`); the reason lies in the driver.
+the L2 cache, and all graphs of a process are in the same state. A process begins in the fast state. The seventh or
+eighth stream that runs a kernel ends it, as does the fourth recorded graph. A context that this process makes brings it
+back, and so does another process of the host that makes or destroys one. Measured on H200s with driver 580
+(`research/2026-11-29-launch-states.md`); the reason lies in the driver, and is not known.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ CONTEXT_BYTES: Final = 1024 * MIB
 
 
 def make_launches_slow() -> None:
-    """Bring launches into the slow state, that of captures and of every step with several streams or graphs.
+    """Bring launches into the slow state, in which stored captures are.
 
-    It takes 0.3 ms and is done before all timing, so that times of different days can be compared. Nothing happens
-    without a GPU.
+    It takes 0.3 ms and is done before graphs are timed, so that times of different days can be compared. Nothing
+    happens without a GPU.
     """
     if not torch.cuda.is_available():
         return
@@ -47,14 +48,13 @@ def make_launches_fast() -> bool:
     torch.cuda.synchronize()
     if torch.cuda.mem_get_info()[0] < CONTEXT_BYTES:
         return False
-    context = ctypes.c_void_p()
+    context, device = ctypes.c_void_p(), ctypes.c_int()
     try:
         driver = Driver()
-        device = ctypes.c_int()
         driver.call("cuCtxGetDevice", ctypes.byref(device))
         driver.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), device)
+        driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))  # torch's is the current one again
+        driver.call("cuCtxDestroy_v2", context)
     except (GpuError, AttributeError):  # a driver without a call of that name
         return False
-    driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))  # torch's is the current one again
-    driver.call("cuCtxDestroy_v2", context)
     return True

@@ -1,6 +1,6 @@
 """Errors of stored schedules by the time between two starts of the front end (`graph.front_end_ns`).
 
-    python research/prototypes/front_end_values.py validate/results/kinds_h200_20261123.json ...
+    PYTHONPATH=.:scripts python research/prototypes/front_end_values.py validate/results/kinds_h200_20261123.json ...
 
 198 ns was measured on the first two graphs of a process, when launches are fast. Prints for each set, kind of network
 and value the median error, that of 95 %, and the bias, of networks that no constant was fitted on.

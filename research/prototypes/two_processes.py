@@ -118,7 +118,7 @@ def main() -> None:
         rows = result["steps"].setdefault(graph.trace.name, [])
         for work in BESIDE:
             with another(work, path):
-                times = time_interleaved({name: each.replay for name, each in graphs.items()})
+                times = time_interleaved({name: each.replay for name, each in graphs.items()}, launches=lambda: None)
             rows.append({"beside": work, **{name: msgspec.to_builtins(each) for name, each in times.items()}})
             print(graph.trace.name, work or "alone", {name: each.median_ns for name, each in times.items()}, flush=True)
             given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

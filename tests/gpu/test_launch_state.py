@@ -13,6 +13,7 @@ import torch
 from gpusim.errors import GpuError
 from gpusim.gpu import launch_state
 from gpusim.gpu.launch_state import CONTEXT_BYTES, STREAMS, make_launches_fast, make_launches_slow
+from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.replay.timing import queued_ns
 
 #: Kernels of a chain, and cycles of each: short ones, so that the time between them counts.
@@ -30,15 +31,28 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class FakeDriver:
-    """A driver that notes its calls, and refuses one of them."""
+    """A driver with torch's context 1 and a new one, 77, on device 3; it refuses one of its calls."""
 
     def __init__(self, log: list[str], refused: str = "") -> None:
-        self.log, self.refused = log, refused
+        self.log, self.refused, self.stack, self.alive = log, refused, [1], {1}
 
     def call(self, name: str, *arguments: Any) -> None:
         self.log.append(name)
         if name == self.refused:
             raise GpuError(f"{name} says CUDA_ERROR_OUT_OF_MEMORY")
+        match name:
+            case "cuCtxGetDevice":
+                arguments[0]._obj.value = 3
+            case "cuCtxCreate_v2":
+                made, _, device = arguments
+                assert device.value == 3
+                made._obj.value = 77
+                self.stack.append(77)
+                self.alive.add(77)
+            case "cuCtxPopCurrent_v2":
+                self.stack.pop()
+            case "cuCtxDestroy_v2":
+                self.alive.remove(arguments[0].value)
 
 
 def test_slow_state_is_made_by_kernels_on_streams_of_their_own(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +80,28 @@ def test_slow_state_is_made_by_kernels_on_streams_of_their_own(gpu: list[str], m
 def test_fast_state_is_made_by_a_context_and_torchs_is_current_again(
     gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_state, "Driver", lambda: FakeDriver(gpu))
+    driver = FakeDriver(gpu)
+    monkeypatch.setattr(launch_state, "Driver", lambda: driver)
     assert make_launches_fast()
     assert gpu == ["synchronize", "cuCtxGetDevice", "cuCtxCreate_v2", "cuCtxPopCurrent_v2", "cuCtxDestroy_v2"]
+    assert (driver.stack, driver.alive) == ([1], {1})
+
+
+def test_the_executor_of_a_gpu_makes_launches_fast_on_its_own_device(
+    gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def on(device: object) -> Iterator[None]:
+        gpu.append(f"on {device}")
+        yield
+
+    executor = object.__new__(CudaExecutor)
+    executor.device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(launch_state, "Driver", lambda: FakeDriver(gpu))
+    assert executor.make_launches_fast()
+    assert gpu[0] == "on cuda:1"
+    assert gpu[-1] == "cuCtxDestroy_v2"
 
 
 @pytest.mark.parametrize("refused", ["cuCtxGetDevice", "cuCtxCreate_v2"])

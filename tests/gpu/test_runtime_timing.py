@@ -108,13 +108,14 @@ def test_contenders_take_turns_and_the_first_of_a_round_alternates(rounds: list[
     assert found["a"].rounds == 3
 
 
-def test_each_round_begins_with_launches_in_their_slow_state(
-    rounds: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_are_made_slow_before_each_contenders_part(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may end it at any time: times of one call would then differ by a tenth."""
     monkeypatch.setattr(timing, "make_launches_slow", lambda: rounds.append("slow"))
     time_interleaved({"a": lambda: "a", "bb": lambda: "bb"}, rounds=2)
-    assert rounds == ["slow", "slow", "a", "bb", "slow", "bb", "a"]
+    assert rounds == ["slow", "slow", "a", "slow", "bb", "slow", "bb", "slow", "a"]
+    rounds.clear()
+    time_interleaved({"a": lambda: "a"}, rounds=2, launches=lambda: rounds.append("given"))
+    assert rounds == ["given", "given", "a", "given", "a"]
 
 
 class Graph:

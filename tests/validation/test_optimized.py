@@ -491,6 +491,34 @@ def test_contenders_take_turns_and_times_are_of_one_call() -> None:
     assert {x for _, x in log} == {1, 2}
 
 
+def test_launches_are_slow_in_each_part_of_a_round_and_fast_times_leave_them_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    now = [0]
+
+    def call(_: int) -> None:
+        now[0] += 1_000_000
+        log.append("call")
+
+    monkeypatch.setattr(measuring, "make_launches_slow", lambda: log.append("slow"))
+    times_in_turns({"": call, "other": call}, [(1,)], 2, lambda: now[0], 1.0)
+    assert log.count("slow") == 4
+    assert log[-8:] == ["slow", *["call"] * 3] * 2
+    log.clear()
+
+    def make_fast() -> bool:
+        log.append("fast")
+        return True
+
+    monkeypatch.setattr(measuring, "make_launches_fast", make_fast)
+    assert measuring.fast_times({"": call}, [(1,)])[""] > 0
+    assert log[0] == "fast"
+    assert set(log) == {"fast", "call"}
+    monkeypatch.setattr(measuring, "make_launches_fast", lambda: False)
+    assert measuring.fast_times({"": call}, [(1,)]) == {}
+
+
 def test_what_a_round_takes_besides_its_calls_hardly_counts_in_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
 

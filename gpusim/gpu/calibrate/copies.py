@@ -19,6 +19,7 @@ from gpusim.formats.hardware import Copies
 from gpusim.formats.trace import HostLink
 from gpusim.gpu.calibrate.microbench import GPU_CATEGORIES, event_ns, spin_cycles
 from gpusim.gpu.device import require_gpu
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.profiling import exported_events, profiled
 from gpusim.units import KIB, MIB
 
@@ -324,7 +325,7 @@ def ends_ns(bench: CopyBench, ops: Calls, lanes: Lanes, rounds: int = 7) -> dict
     cycles = spin_cycles(SPIN_US) * 300
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
-        torch.cuda.synchronize()
+        make_launches_slow()
         begin = torch.cuda.Event(enable_timing=True)
         ends: dict[str, torch.cuda.Event] = {}
         with torch.cuda.stream(bench.ops):

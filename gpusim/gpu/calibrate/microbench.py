@@ -203,7 +203,7 @@ def stream_chain_ns(cycles: int, length: int = 200, streams: int = 1) -> float:
     hold = cycles * 3 * length  # the head start: meanwhile the host launches the whole chain
     times = []
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
+        make_launches_slow()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(lanes[0]):
             torch.cuda._sleep(hold)
@@ -223,6 +223,7 @@ def stream_chain_ns(cycles: int, length: int = 200, streams: int = 1) -> float:
 
 def start_latency_ns() -> float:
     """Return the time from launch call to noticed completion of an almost empty kernel, from an idle host, in ns."""
+    make_launches_slow()
     times = []
     for _ in range(200):
         torch.cuda.synchronize()

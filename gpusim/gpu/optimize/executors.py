@@ -99,8 +99,8 @@ class Executor(Protocol):
     def give_back(self) -> None:
         """Give back what trials took: the memory of recordings that nobody holds any more."""
 
-    def quicken_launches(self) -> None:
-        """Make launches as fast as they can be, once nothing is recorded any more."""
+    def make_launches_fast(self) -> bool:
+        """Make launches as fast as they can be, once nothing is recorded any more; return whether that is possible."""
 
 
 def state_of(captured: Captured) -> InitialState:
@@ -249,8 +249,9 @@ class CpuExecutor:
     def give_back(self) -> None:
         """Do nothing: memory that nobody holds is free."""
 
-    def quicken_launches(self) -> None:
+    def make_launches_fast(self) -> bool:
         """Do nothing: there are none."""
+        return True
 
 
 def ground_truth(eager_ns: int, graph_ns: int) -> GroundTruth:

@@ -109,15 +109,13 @@ class StepMaker:
         """
         try:
             made = self._made(step, options, inputs, roots, kept)
-        except CANNOT_RUN:  # the user's own step runs on, and was fast before the trials
-            self._end_trials()
+        except CANNOT_RUN:  # the user's own step runs on, and trials have made its launches slow
+            self.executor.make_launches_fast()
             raise
-        self._end_trials()
-        return made
-
-    def _end_trials(self) -> None:
         self.executor.give_back()
-        self.executor.quicken_launches()
+        if not self.executor.make_launches_fast():
+            self.say("launches stay slow: no second context could be made")
+        return made
 
     def _made(
         self,

@@ -159,7 +159,7 @@ def fast_times(calls: Mapping[str, Call], batches: Sequence[tuple[Any, ...]]) ->
     """Return the time of a call with launches in their fast state, in ns; nothing where that cannot be made."""
     if not make_launches_fast():
         return {}
-    times = times_in_turns(calls, batches, FIRST_ROUNDS, launches=make_launches_fast)
+    times = times_in_turns(calls, batches, FIRST_ROUNDS, launches=lambda: None)
     return {name: time.median_ns for name, time in times.items()}
 
 
@@ -387,12 +387,12 @@ def times_in_turns(
     rounds: int = ROUNDS,
     clock: Callable[[], int] = perf_counter_ns,
     round_ms: float | None = None,
-    launches: Callable[[], object] = make_launches_slow,
+    launches: Callable[[], object] | None = None,
 ) -> dict[str, Timing]:
     """Wall time per call, of many calls in a row between synchronizations; medians over rounds in turns.
 
-    A contender's part of a round takes `round_ms`, by default `ROUND_MS`. Each round begins with `launches`: without
-    anything said they are in the slow state, in which torch.compile leaves them.
+    A contender's part of a round takes `round_ms`, by default `ROUND_MS`. Launches are made slow before it, as
+    torch.compile leaves them (`research/2026-11-29-launch-states.md`); `launches` is called instead, if given.
     Python's garbage collection is off meanwhile: objects left by compilers would slow down the next to allocate.
     """
     repeats: dict[str, int] = {}
@@ -404,9 +404,9 @@ def times_in_turns(
     samples: dict[str, list[int]] = {name: [] for name in calls}
     with no_collection():
         for turn in range(rounds):
-            launches()
             names = list(calls)
             for name in names if turn % 2 == 0 else names[::-1]:
+                (launches or make_launches_slow)()
                 samples[name].append(_round(calls[name], batches, repeats[name], clock))
     return {name: median_interval(times) for name, times in samples.items()}
 

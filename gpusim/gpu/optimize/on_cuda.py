@@ -13,10 +13,11 @@ import torch
 
 from gpusim.formats.hardware import HardwareModel, default_hardware, hardware_for_gpu
 from gpusim.formats.trace import Trace
+from gpusim.gpu import launch_state
 from gpusim.gpu.capture.variants import TUNING_S, Known, with_variants_of
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.inductor.kernels import loaded_code
-from gpusim.gpu.launch_state import make_launches_fast, make_launches_slow
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
@@ -213,6 +214,7 @@ class CudaExecutor:
         self._recorders.clear()
         torch.cuda.empty_cache()
 
-    def quicken_launches(self) -> None:
+    def make_launches_fast(self) -> bool:
         """Bring launches into the fast state, which the recordings of the trial have ended."""
-        make_launches_fast()
+        with torch.cuda.device(self.device):
+            return launch_state.make_launches_fast()

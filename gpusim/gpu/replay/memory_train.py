@@ -16,6 +16,7 @@ from gpusim.errors import GpuError
 from gpusim.formats.hardware import default_hardware
 from gpusim.formats.trace import Tensor, TensorInit, Trace
 from gpusim.gpu.device import explain_out_of_memory, require_gpu, set_precision
+from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.replay.allowlist import check_operators
 from gpusim.gpu.replay.memory_replay import ProgramRecorder, state_on_gpu
 from gpusim.gpu.replay.memory_run import MemoryRunner
@@ -146,6 +147,7 @@ def losses_of(
     losses: list[float] = []
     times_ns: list[int] = []
     (loss,) = [index for index, tensor in enumerate(trace.tensors) if tensor.role == "output" and not tensor.shape]
+    make_launches_slow()
     for _ in range(steps):
         begin = perf_counter_ns()
         run()

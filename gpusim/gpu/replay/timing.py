@@ -44,20 +44,25 @@ def median_interval(samples_ns: Sequence[int]) -> Timing:
 
 
 def time_interleaved(
-    contenders: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, round_ms: float = ROUND_MS
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int = ROUNDS,
+    round_ms: float = ROUND_MS,
+    launches: Callable[[], object] | None = None,
 ) -> dict[str, Timing]:
     """Return the time of one call of each contender, in rounds that take turns, so that clock drift affects all alike.
 
     Each round times many calls between two CUDA events and takes their mean; the result is the median over rounds.
-    Launches are in their slow state: another process may end it, so each round makes it anew.
+    Launches are made slow before each contender's part of a round, as another process may make them fast at any time;
+    `launches` is called instead, if given.
     """
-    make_launches_slow()
+    launches = launches or make_launches_slow
+    launches()
     repeats = {name: _repeats(run, round_ms) for name, run in contenders.items()}
     samples: dict[str, list[int]] = {name: [] for name in contenders}
     for turn in range(rounds):
-        make_launches_slow()
         names = list(contenders)
         for name in names if turn % 2 == 0 else names[::-1]:
+            launches()
             samples[name].append(_round(contenders[name], repeats[name]))
     return {name: median_interval(times) for name, times in samples.items()}
 
