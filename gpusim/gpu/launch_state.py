@@ -18,7 +18,7 @@ from gpusim.errors import GpuError
 from gpusim.gpu.driver import Driver
 from gpusim.units import MIB
 
-#: Streams that bring the slow state: twice the number that was measured to. torch's pool has 32.
+#: Streams that bring the slow state: twice the number that was measured to bring it. torch's pool has 32.
 STREAMS: Final = 16
 #: Memory that must be free for a second context: an H200's takes 524 MiB, for 0.2 s.
 CONTEXT_BYTES: Final = 1024 * MIB

@@ -21,9 +21,9 @@ MAX_GAP_NS: Final = 600.0
 #: Range of the factor; a sequential run that needs more does not belong to these kernels.
 MIN_SCALE: Final = 0.2
 MAX_SCALE: Final = 5.0
-#: Share by which a sequential graph may differ from its capture. A recorded graph is in one of two states, in which the
-#: gap between kernels differs by 0.17 us, or by 0.34 us beyond the L2 cache: 6 to 10 % of steps with short kernels
-#: (research/2026-11-27-graph-states.md). Replays of other steps differ by at most 2.8 %, of two by 3.1 and 3.9 %.
+#: Share by which a sequential graph may differ from its capture. Launches have two states, in which the gap between
+#: kernels differs by 0.18 us, or by 0.34 us beyond the L2 cache: 6 to 10 % of steps with short kernels
+#: (research/2026-11-29-launch-states.md). Replays of other steps differ by at most 2.8 %, of two by 3.1 and 3.9 %.
 SAME_FRAC: Final = 0.03
 
 

@@ -277,7 +277,7 @@ def test_what_the_search_gains_is_alike_in_two_processes_as_the_changelog_says()
                 apart.append(abs(gains[1] - gains[0]))
     assert steps == 12
     within = math.ceil(1000 * max(apart)) / 1000
-    text = f"its steps ran in two processes on two days: in both the gain is the same within {within:.3f}"
+    text = f"all steps ran in two processes on two days: in both the gain is the same within {within:.3f}"
     assert text in prose("CHANGELOG.md")
 
 

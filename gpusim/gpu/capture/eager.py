@@ -15,7 +15,6 @@ from gpusim.formats.trace import Phase, Timing, Trace
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.capture.user_step import Phases, UserStep
-from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.replay.timing import median_interval
 from gpusim.plan.eager import STEPS_IN_A_ROW
 
@@ -46,7 +45,6 @@ def time_eager(step: ModelStep | UserStep, rounds: int = EAGER_ROUNDS) -> EagerT
     walls: list[int] = []
     paces: dict[Phase | None, list[int]] = {phase: [] for phase, _ in phases}
     for _ in range(rounds):
-        make_launches_slow()
         torch.cuda.synchronize()
         begin = perf_counter_ns()
         for _ in range(STEPS_IN_A_ROW):

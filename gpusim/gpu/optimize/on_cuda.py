@@ -17,7 +17,6 @@ from gpusim.gpu import launch_state
 from gpusim.gpu.capture.variants import TUNING_S, Known, with_variants_of
 from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.inductor.kernels import loaded_code
-from gpusim.gpu.launch_state import make_launches_slow
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
@@ -153,7 +152,6 @@ class CudaExecutor:
 
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """Return the median of a few calls in a row, host time included, in ns."""
-        make_launches_slow()
         call()
         times = []
         for _ in range(EAGER_CALLS):
