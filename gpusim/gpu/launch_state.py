@@ -27,8 +27,8 @@ CONTEXT_BYTES: Final = 1024 * MIB
 def make_launches_slow() -> None:
     """Bring launches into the slow state, in which stored captures are.
 
-    It takes 0.3 ms and is done before graphs are timed, so that times of different days can be compared. Nothing
-    happens without a GPU.
+    It is done before graphs are timed, so that times of different days can be compared. It takes less than 1 ms: 64
+    streams took 1.7 ms. Nothing happens without a GPU.
     """
     if not torch.cuda.is_available():
         return
