@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "hardware-rules.md"
 #: Sections of the hardware model with one number per rule.
 SECTIONS = ("graph", "stream", "contention", "memory", "copies")
 FITTED = ("contention.sharing_exponent", "contention.matrix_exponent", "contention.younger_slowdown", "graph.busy_ns")
-CHOSEN = ("contention.cross_load", "graph.join_ns", "memory.miss_ns")
+CHOSEN = ("contention.cross_load", "graph.join_ns", "graph.product_frac", "memory.miss_ns")
 #: Size of the device memory, which no rule of time uses, and the origin of the size of the cache.
 LEFT_OUT, DRIVER = ("memory.dram_bytes",), ("memory.l2_bytes",)
 

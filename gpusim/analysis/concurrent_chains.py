@@ -147,4 +147,5 @@ def task_of(fits: Fits, kernel: Kernel) -> Task:
         blocks_per_sm=fit.resident,
         footprint=fit.footprint,
         matrix=fit.matrix,
+        product=fit.product,
     )

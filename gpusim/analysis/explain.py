@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 DEPENDENCY: Final = "dependency"
 QUEUE: Final = "queue"
 START_INTERFERENCE: Final = "start interference"
+PRODUCTS: Final = "products beside others"
 GRAPH_GAPS: Final = "graph gaps"
 LAUNCH: Final = "launch"
 FRONT_END: Final = "front end"
 GRID_SLOT: Final = "grid slot"
 MISSES: Final = "L2 misses"
 CAUSES: Final = (
-    DEPENDENCY, QUEUE, START_INTERFERENCE, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS, REGISTERS,
-    SMEM, CARVEOUT, ISSUE, DRAM, MISSES,
+    DEPENDENCY, QUEUE, START_INTERFERENCE, PRODUCTS, GRAPH_GAPS, LAUNCH, FRONT_END, GRID_SLOT, COPY, BLOCKS, THREADS,
+    REGISTERS, SMEM, CARVEOUT, ISSUE, DRAM, MISSES,
 )  # fmt: skip
 """All causes (docs/commands/explain.md). `DEPENDENCY` occurs between two ops, never in the gap of a step."""
 
@@ -240,6 +241,7 @@ def _delays(explained: Explained) -> Iterator[tuple[Delay, ...]]:
             if last >= 0:
                 until_ns = ends[last] + _gap_ns(explained, index) + causes.interference_ns[last]
                 steps.append((START_INTERFERENCE, min(until_ns, ready[index]), None))
+                steps.append((PRODUCTS, min(until_ns + causes.product_ns[last], ready[index]), None))
             steps.append((GRAPH_GAPS, ready[index], None))
         held = causes.held[index] or FRONT_END
         steps.append((held, timeline.start_ns[index], causes.held_by[index] if causes.held[index] else None))

@@ -87,6 +87,6 @@ def without_cache_misses(hardware: HardwareModel) -> HardwareModel:
 
 def _without_costs(hardware: HardwareModel, limit: str) -> HardwareModel:
     """Return the same GPU without the launch costs of a limit; counts may stay, since what they count is free."""
-    times = [name for name, measure in measure_of(GraphCosts).items() if measure == "time"]
-    free = {name: 0.0 for name in times if SWITCHES[f"graph.{name}"] == limit}
+    costs = [name for name, measure in measure_of(GraphCosts).items() if measure != "count"]
+    free = {name: 0.0 for name in costs if SWITCHES[f"graph.{name}"] == limit}
     return msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, **free))

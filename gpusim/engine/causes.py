@@ -51,13 +51,15 @@ class Causes(ShortRepr):
     """Causes by task of a plan; times are in ns, not rounded, and -1 stands for no task.
 
     A ready task may be `held` before it starts. In a graph, a task is ready after the end of its last predecessor, plus
-    its gap and that predecessor's start interference; successors of a fork take turns.
+    its gap and what that predecessor lost to other kernels; successors of a fork take turns.
     """
 
     last: tuple[int, ...]
     """Predecessor that determined the ready time; -1 if the host did, or nothing."""
     interference_ns: tuple[float, ...]
     """Time lost to start interference, which delays its successors (graph mode)."""
+    product_ns: tuple[float, ...]
+    """Time that a product lost beside other kernels, which delays its successors (graph mode)."""
     launched_ns: tuple[float, ...]
     """Time of the host launch (stream mode; 0 in a graph)."""
     held: tuple[Held, ...]

@@ -30,7 +30,7 @@ class FastEngine:
     def run(self, plan: Plan, hardware: HardwareModel, record: bool = False) -> Timeline:
         """Simulate `plan`, with its causes if `record`. Raises `PlanError`."""
         if not len(plan):
-            return Timeline(plan, (), (), (), causes=Causes((), (), (), (), (), ()) if record else None)
+            return Timeline(plan, (), (), (), causes=Causes((), (), (), (), (), (), ()) if record else None)
         encoded = encode_plan(plan, hardware)
         if encoded is None:
             check_plan(plan)

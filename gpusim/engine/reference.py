@@ -27,7 +27,7 @@ from gpusim.engine.pool import SmPool
 from gpusim.errors import PlanError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task, check_plan
-from gpusim.rules import copies, launch, lost_time, queues, start_interference
+from gpusim.rules import copies, launch, lost_time, products, queues, start_interference
 
 #: Priority after all arrivals at the same time.
 LATE = EventPriority(NORMAL + 1)
@@ -71,6 +71,7 @@ class _Noted:
     def __init__(self, tasks: int) -> None:
         self.last = [-1] * tasks
         self.interference_ns = [0.0] * tasks
+        self.product_ns = [0.0] * tasks
         self.launched_ns = [0.0] * tasks
         self.held = [NOTHING] * tasks
         self.held_by = [-1] * tasks
@@ -81,6 +82,7 @@ class _Noted:
         return Causes(
             last=tuple(self.last),
             interference_ns=tuple(self.interference_ns),
+            product_ns=tuple(self.product_ns),
             launched_ns=tuple(self.launched_ns),
             held=tuple(HELD[held] for held in self.held),
             held_by=tuple(self.held_by),
@@ -128,7 +130,8 @@ class _Simulation:
             gap_ns = launch.gap_ns(costs, self.branches, len(preds), task.extra_ns)
             siblings = self.successors[last]
             place = siblings.index(index)
-            wait_ns = launch.ready_delay_ns(costs, gap_ns, self.noted.interference_ns[last], place, len(siblings))
+            lost_ns = self.noted.interference_ns[last] + self.noted.product_ns[last]
+            wait_ns = launch.ready_delay_ns(costs, gap_ns, lost_ns, place, len(siblings))
             copied = {node for node in (index, *preds) if self.plan.tasks[node].kind in COPY_DIRECTIONS}
             self.noted.last[index] = last
             switch_ns = copies.switch_ns(self.hardware.copies, index in copied, last in copied, bool(copied - {index}))
@@ -147,11 +150,18 @@ class _Simulation:
         if self.env.now > self.ready[index] and by >= 0:
             self.noted.held[index], self.noted.held_by[index] = held, by
 
-    def finished(self, index: int, other_starts: int) -> None:
-        """Record the end of a task; `other_starts` other kernels have started on its GPU while it ran."""
+    def finished(self, index: int, other_starts: int, beside_ns: float) -> None:
+        """Record the end of a task.
+
+        While it ran, `other_starts` other kernels have started on its GPU, and others have run there for `beside_ns`.
+        """
         self.end[index] = self.env.now
         if self.plan.mode == "graph":
-            self.noted.interference_ns[index] = start_interference.lost_ns(self.hardware.graph, other_starts)
+            graph, task = self.hardware.graph, self.plan.tasks[index]
+            self.noted.interference_ns[index] = start_interference.lost_ns(graph, other_starts)
+            if task.product:
+                ran_ns = self.end[index] - self.start[index]
+                self.noted.product_ns[index] = products.lost_ns(graph, task.dur_ns, beside_ns, ran_ns)
         self.finish_order[index] = len(self.finish_order)
         self.ended[index].succeed()
 
@@ -200,6 +210,12 @@ class _Device:
         self.starts = 0
         self.started: dict[int, int] = {}
         """Number of starts up to and including that of a task, by task."""
+        self.running = 0
+        self.several_ns = 0.0
+        """Time with several running kernels, up to `several_at`, the last start or end of a kernel."""
+        self.several_at = 0.0
+        self.several_before: dict[int, float] = {}
+        """`several_ns` at the start of a task, by task."""
         self.last_started = -1
         self.room_at = 0.0
         """Last time at which a task freed a grid slot of a full GPU, in ns."""
@@ -249,11 +265,20 @@ class _Device:
         self.pool.start(index, task, self._wait_ns(index, task))
         self.starts += 1
         self.started[index] = self.starts
+        self._count_several(1)
+        self.several_before[index] = self.several_ns
         in_graph = self.simulation.plan.mode == "graph"
         self.front_end_free = self.env.now + launch.start_interval_ns(self.hardware.graph, in_graph, task.idle_ns)
         self._update()
         if self.waiting:
             self._serve(self.front_end_free)
+
+    def _count_several(self, change: int) -> None:
+        """Count the time with several running kernels up to now, when one starts (1) or ends (-1)."""
+        if self.running > 1:
+            self.several_ns += self.env.now - self.several_at
+        self.several_at = self.env.now
+        self.running += change
 
     def _wait_ns(self, index: int, task: Task) -> float:
         """Return how much longer a starting task takes because of active and pending copies, in ns."""
@@ -319,7 +344,7 @@ class _Device:
         self.simulation.count_event(index)
         self._advance()
         task = self.simulation.plan.tasks[index]
-        all_of_it, other_starts = True, 0
+        all_of_it, other_starts, beside_ns = True, 0, 0.0
         if task.kind in COPY_DIRECTIONS:
             self.copies[task.kind].active = None
             self.copies[task.kind].last_ended = index
@@ -329,10 +354,13 @@ class _Device:
             if was_full and all_of_it:
                 self.room_at, self.room_by = self.env.now, index
             other_starts = self.starts - self.started[index]
+            if all_of_it:
+                self._count_several(-1)
+                beside_ns = self.several_ns - self.several_before.pop(index)
         self._update()
         if not all_of_it:
             return
-        self.simulation.finished(index, other_starts)
+        self.simulation.finished(index, other_starts, beside_ns)
         if self.waiting:
             self._serve(max(self.env.now, self.front_end_free))
 

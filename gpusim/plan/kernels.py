@@ -21,7 +21,7 @@ from gpusim.rules.l2_cache import missed_bytes
 from gpusim.rules.launch import extra_ns
 from gpusim.rules.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.trace.element_sizes import DTYPE_BYTES
-from gpusim.trace.kernel_names import multiplies_matrices
+from gpusim.trace.kernel_names import convolves, multiplies_matrices
 
 NO_ARITHMETIC = Arithmetic(0.0, False)
 
@@ -63,6 +63,8 @@ class Fit:
     resident: int
     footprint: Footprint
     matrix: bool
+    product: bool
+    """True for a GEMM-like kernel whose name is not that of a convolution; its op may still be one."""
     extra_ns: float
 
 
@@ -81,12 +83,14 @@ class Fits:
         known = self._known.get(key)
         if known is None:
             limits, memory_node = self.hardware.limits, kernel.kind != "kernel"
+            matrix = multiplies_matrices(kernel.name)
             known = self._known[key] = Fit(
                 demand=kernel_demand(limits, kernel),
                 blocks=0 if memory_node else prod(kernel.grid),
                 resident=0 if memory_node else kernel_occupancy(limits, kernel).blocks,
                 footprint=kernel_footprint(limits, kernel),
-                matrix=multiplies_matrices(kernel.name),
+                matrix=matrix,
+                product=matrix and not convolves(kernel.name),
                 extra_ns=extra_ns(self.hardware.graph, memory_node),
             )
         return known
@@ -155,6 +159,7 @@ class _TaskMaker:
                     blocks_per_sm=fit.resident,
                     footprint=fit.footprint,
                     matrix=fit.matrix,
+                    product=fit.product and not convolves(op.target),
                     op=index,
                     kernel=number,
                 )

@@ -56,6 +56,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Resources that a block takes of its SM."""
     matrix: bool = False
     """True for a GEMM-like kernel: matrix products and convolutions."""
+    product: bool = False
+    """True for a GEMM-like kernel that is no convolution (`gpusim.rules.products`)."""
     partition: int = 0
     """SM partition; `demand` is a share of that partition, the whole GPU if there is only one."""
     partition_sms: int = 0

@@ -1,15 +1,15 @@
 """Launch in a CUDA graph: the delay from the end of the predecessors to a ready kernel, and the rate of starts.
 
     ready = end of last predecessor + chain_ns + branch_ns + join_ns + extra_ns
-            + start interference of that predecessor + fork_ns x turn
+            + what that predecessor lost to others + fork_ns x turn
 
 `join_ns` counts for a kernel that waits for several others, however many.
 
 Source: chains and forks of spin kernels on an H200 (research/2026-11-23-engine-rules.md, "Graph mode"); for joins,
 which cost spin kernels nothing, replayed schedules of real steps (research/2026-11-29-joins.md).
 Constants: `GraphCosts.chain_ns`, `branch_ns`, `join_ns`, `fork_ns`, `front_end_ns`, `memory_node_ns`. The gap of a
-trace replaces `chain_ns` on the GPU of the trace (`gpusim.rules.anchor`); start interference is in
-`gpusim.rules.start_interference`.
+trace replaces `chain_ns` on the GPU of the trace (`gpusim.rules.anchor`). Kernels lose time to others by
+`gpusim.rules.start_interference` and `gpusim.rules.products`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def least_gap_ns(graph: GraphCosts, extra_ns: float) -> float:
 def gap_ns(graph: GraphCosts, branches: bool, predecessors: int, extra_ns: float) -> float:
     """Return the gap from the end of the last of `predecessors` kernels until their successor may start, in ns.
 
-    `branches` is True if the plan has several streams. Forks and start interference come on top (`ready_delay_ns`).
+    `branches` is True if the plan has several streams. Forks and losses to others come on top (`ready_delay_ns`).
     """
     chain_ns = graph.chain_ns + (graph.branch_ns if branches else 0.0)
     return chain_ns + (graph.join_ns if predecessors > 1 else 0.0) + extra_ns
@@ -39,7 +39,7 @@ def fork_turn(place: int, successors: int) -> int:
 def ready_delay_ns(graph: GraphCosts, gap_ns: float, lost_ns: float, place: int, successors: int) -> float:
     """Return the delay from the end of a kernel until the successor at this place of its fork is ready, in ns.
 
-    `lost_ns` is the start interference of the kernel that ended.
+    `lost_ns` is what the kernel that ended lost to others.
     """
     return gap_ns + lost_ns + graph.fork_ns * fork_turn(place, successors)
 

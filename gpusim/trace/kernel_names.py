@@ -18,6 +18,8 @@ _OPENING = frozenset({"N", "I", "X", "J", "F", "Z", "_Z", "Dt", "DT", "Ul"})
 #: match (their base names have none of these), nor do the auxiliary kernels of a product that change layouts, prepare
 #: workspaces or sum parts.
 _MULTIPLIES = re.compile(r"gemm|xmma|nvjet|convolve|[dw]grad\w*_engine|flash|fmha", re.IGNORECASE)
+#: Operators and kernels of convolutions; cuDNN's `gemm` kernels for them name a pass.
+_CONVOLVES = re.compile(r"conv(?!ert)|fprop|[dw]grad", re.IGNORECASE)
 #: Uninformative base names; the template arguments tell what these kernels do.
 _GENERIC = frozenset({"Kernel", "Kernel2", "kernel"})
 _ANONYMOUS = ("(anonymous namespace)", "<unnamed>", "{anonymous}")
@@ -42,6 +44,12 @@ def multiplies_matrices(name: str) -> bool:
     """Return True for the name of a GEMM-like kernel, which reuses tiles: matrix product, convolution or attention."""
     base = base_name(name)
     return bool(_MULTIPLIES.search(name if base in _GENERIC else base)) and "workspace" not in base
+
+
+@functools.lru_cache(maxsize=4096)
+def convolves(name: str) -> bool:
+    """Return True for the name of a convolution, of an operator or of a kernel."""
+    return bool(_CONVOLVES.search(name))
 
 
 def shown_name(name: str) -> str:

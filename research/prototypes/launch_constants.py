@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from gpusim.formats.hardware import load_hardware
 from gpusim.gpu.calibrate import block_kernels, calibrate, microbench, stamps
 from gpusim.gpu.calibrate.cache import launch_miss_ns
 from gpusim.gpu.device import provenance, require_gpu
@@ -40,7 +41,7 @@ def main() -> None:
             for module in (microbench, block_kernels, stamps):
                 vars(module)["make_launches_slow"] = make
             make()
-            costs, _ = calibrate.graph_costs(0.0)
+            costs, _ = calibrate.graph_costs(load_hardware("h200").graph)
             row = {"state": state, **msgspec.to_builtins(costs), "launch_miss_ns": launch_miss_ns(l2_bytes)}
             result["rounds"].append(row)
             print(number, row, flush=True)

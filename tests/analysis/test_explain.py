@@ -19,6 +19,7 @@ from gpusim.analysis.explain import (
     FRONT_END,
     GRAPH_GAPS,
     LAUNCH,
+    PRODUCTS,
     QUEUE,
     START_INTERFERENCE,
     Explained,
@@ -41,6 +42,7 @@ from gpusim.trace.store import write_trace
 from tests.support.helpers import (
     HALF,
     ONE_SM,
+    Step,
     build_graph,
     copy,
     hardware_models,
@@ -127,6 +129,15 @@ def test_start_beside_a_kernel_delays_what_waits_for_it() -> None:
     found = explained(make_trace(steps), [0, 1, 0], hardware)
     assert found.timeline.start_ns == (0, 70, 2120)
     assert causes(found) == {START_INTERFERENCE: 20}
+
+
+def test_product_beside_a_kernel_delays_what_waits_for_it() -> None:
+    """b runs beside the product a for all of its 2000 ns: at 0.1, c is ready 200 later."""
+    gemm = Step("a", "x", "a", kernels=(msgspec.structs.replace(kernel(2000), name="gemm"),))
+    steps = [gemm, op("b", "x", dur_ns=3000), op("c", "a", dur_ns=2000)]
+    found = explained(make_trace(steps), [0, 1, 0], make_hardware(chain_ns=100, product_frac=0.1))
+    assert found.timeline.start_ns == (0, 0, 2300)
+    assert causes(found) == {PRODUCTS: 200}
 
 
 def test_younger_kernel_loses_issue_slots() -> None:

@@ -59,7 +59,7 @@ def assert_adds_up(timeline: Timeline, hardware: HardwareModel) -> None:
                 assert last in preds[index]
                 gap_ns = launch.gap_ns(hardware.graph, plan.branches, len(preds[index]), tested.extra_ns)
                 successors = [each for each, waits_for in enumerate(preds) if last in waits_for]
-                lost_ns, place = causes.interference_ns[last], successors.index(index)
+                lost_ns, place = causes.interference_ns[last] + causes.product_ns[last], successors.index(index)
                 delay_ns = launch.ready_delay_ns(hardware.graph, gap_ns, lost_ns, place, len(successors))
                 copying, after_copy = (plan.tasks[each].kind in COPIES for each in (index, last))
                 waits_for_copy = any(plan.tasks[each].kind in COPIES for each in preds[index])

@@ -105,6 +105,24 @@ def test_what_waits_for_a_kernel_beside_which_others_started_starts_later() -> N
     assert spans(run(tested, at_the_first))[2:5] == [(1160, 3660), (3160, 3170), (3820, 3830)]
 
 
+def test_what_waits_for_a_product_starts_later_by_a_share_of_its_time_beside_others() -> None:
+    """A product of 1000 ns has others beside it for 400 and 10 ns: at 0.5, what waits for it starts 205 ns later.
+
+    Those beside it are no products, and a second product runs alone: both delay nothing. Nor does a copy count.
+    """
+    hardware = make_hardware(chain_ns=100, product_frac=0.5)
+    product = msgspec.structs.replace(task(1000, part=0.1, queue=0), product=True)
+    tested = plan(
+        product,
+        task(400, part=0.1, queue=1),
+        product,
+        task(10, part=0.1, queue=0),
+        task(10, part=0.1, queue=1),
+        copy("h2d", 100_000, queue=2),
+    )
+    assert spans(run(tested, hardware))[2:5] == [(1305, 2305), (2405, 2415), (500, 510)]
+
+
 def test_gaps_of_a_graph_that_is_no_straight_line_are_longer() -> None:
     """One task on another queue is enough, anywhere; with one queue, the gap is `chain_ns`."""
     hardware = make_hardware(chain_ns=100, branch_ns=30)

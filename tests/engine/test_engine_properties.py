@@ -40,6 +40,7 @@ def upper_bound_ns(tested: Plan, hardware: HardwareModel) -> float:
         total += each.dur_ns * (1 + 2 * copies.kernel_slowdown) + each.extra_ns + costs.chain_ns + costs.front_end_ns
         total += copies.switch_ns + max(copies.memset_d2h_ns, copies.memset_h2d_ns)
         total += costs.fork_ns * len(tested)
+        total += costs.product_frac * each.dur_ns
         total += costs.join_ns + costs.busy_ns + costs.branch_ns
         total += each.dram_bytes / hardware.memory.dram_bytes_per_ns
         if each.kind in ("h2d", "d2h"):

@@ -123,7 +123,7 @@ def measured_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: dict[str, Any] = {
         "require_gpu": lambda: None,
         "gpu_facts": lambda _busy: facts,
-        "graph_costs": lambda join_ns: (H200.graph, notes),
+        "graph_costs": lambda base: (H200.graph, notes),
         "stream_costs": lambda: (H200.stream, stream_notes),
         "costs_with_kernels": lambda: (3000.0, 0.02),
         "CopyBench": object,

@@ -15,7 +15,7 @@ from gpusim.errors import CaptureError, GpuError
 from gpusim.formats.trace import Counters, Kernel, Trace
 from gpusim.gpu.capture import counted_step, counters
 from gpusim.gpu.capture.counters import METRICS, attach, find_ncu, ncu_command, parse_ncu, with_counters
-from gpusim.trace.kernel_names import SHOWN_CHARS, base_name, multiplies_matrices, shown_name
+from gpusim.trace.kernel_names import SHOWN_CHARS, base_name, convolves, multiplies_matrices, shown_name
 from gpusim.trace.store import read_trace, write_trace
 from tests.support.helpers import Step, make_trace, memset, op
 from tests.support.networks import CPU
@@ -155,6 +155,23 @@ def test_names_are_compared_without_what_tools_write_differently(name: str, base
 )
 def test_kernels_that_multiply_matrices_are_known_by_their_names(name: str, multiplies: bool) -> None:
     assert multiplies_matrices(name) == multiplies
+
+
+@pytest.mark.parametrize(
+    ("name", "convolution"),
+    [
+        ("aten.convolution_backward.default", True),
+        ("extern_kernels.convolution", True),
+        ("void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1>(int)", True),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize64x64x64_stage3", True),
+        ("cutlass_tensorop_s1688dgrad_optimized_tf32_128x64_32x3_nhwc_align4", True),
+        ("void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int)", True),
+        ("aten.addmm.default", False),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x128, NumericArrayConverter<float>>(Params)", False),
+    ],
+)
+def test_convolutions_are_known_by_the_names_of_operators_and_kernels(name: str, convolution: bool) -> None:
+    assert convolves(name) == convolution
 
 
 def test_name_in_a_message_is_short() -> None:

@@ -40,6 +40,7 @@ from gpusim.rules import (
     launch,
     lost_time,
     oldest_first,
+    products,
     queues,
     start_interference,
     waits,
@@ -125,6 +126,7 @@ EVERYTHING = {
     "join_ns": 70.0,
     "busy_ns": 740.0,
     "busy_starts": 2.0,
+    "product_frac": 0.1,
     "branch_ns": 20.0,
     "front_end_ns": 200.0,
     "memory_node_ns": 650.0,
@@ -179,6 +181,7 @@ RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], 
     (launch.ready_delay_ns, "graph", (TIMES, TIMES, COUNTS, COUNTS)),
     (launch.start_interval_ns, "graph", (st.booleans(), TIMES)),
     (start_interference.lost_ns, "graph", (COUNTS,)),
+    (products.lost_ns, "graph", (TIMES, TIMES, st.floats(1.0, 1e9))),
     (queues.host_launch_ns, "stream", (TIMES, FEW)),
     (queues.launched_start_ns, "stream", (TIMES,)),
     (queues.stream_start_ns, "stream", (TIMES,)),
@@ -268,6 +271,7 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     assert [launch.fork_turn(place, 2) for place in range(2)] == [0, 0]
     assert launch.ready_delay_ns(graph, 310.0, 100.0, 2, 5) == 310 + 100 + 2 * 290
     assert [start_interference.lost_ns(graph, n) for n in (0, 2, 6)] == [0, 370, 555]
+    assert [products.lost_ns(graph, 2000.0, beside, 4000.0) for beside in (0.0, 1000.0, 4000.0)] == [0, 50, 200]
     assert np.isclose(contention.waves(make_hardware(sharing=0.5).contention, 132 * 2 + 132, 2, 132, 0), 1 + 0.5**0.5)
     one_wave_and_a_quarter = idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132 * 4 + 132, 4, 132)
     assert np.isclose(one_wave_and_a_quarter, idle_blocks.IDLE_BLOCK_NS * 4**0.5 * (1 + 0.25**0.5))

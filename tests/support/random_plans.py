@@ -46,6 +46,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
         join_ns=pick((0.0, 40.0)),
         busy_ns=pick((0.0, 60.0)),
         busy_starts=pick((0.0, 1.7)),
+        product_frac=pick((0.0, 0.3)),
         branch_ns=pick((0.0, 45.0)),
         front_end_ns=pick((0.0, 100.0, 250.0, 333.3)),
         slowdown=pick((0.0, 0.8)),
@@ -99,6 +100,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
                 blocks_per_sm=per_sm,
                 footprint=footprint,
                 matrix=bool(per_sm) and pick((False, True)),
+                product=pick((False, True)),
             )
         )
     return Plan(tuple(drawn), mode), msgspec.structs.replace(hardware, limits=limits)

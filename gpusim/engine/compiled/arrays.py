@@ -45,7 +45,7 @@ LIMITS = ("sms", "resident_grids", "threads_per_sm", "blocks_per_sm", "regs_per_
 ON_DEVICE, H2D, D2H = -1, 0, 1
 KINDS = {"h2d": H2D, "d2h": D2H}
 
-NUMBERS = ("dur_ns", "extra_ns", "idle_ns", "dram_bytes", "copy_bytes", "on_copy_engine", "matrix")
+NUMBERS = ("dur_ns", "extra_ns", "idle_ns", "dram_bytes", "copy_bytes", "on_copy_engine", "matrix", "product")
 PLACES = ("partition", "partition_sms", "blocks", "blocks_per_sm")
 #: Data of a task that do not depend on the schedule.
 TASK = np.dtype(
@@ -69,6 +69,7 @@ NODE = np.dtype(
         ("next_copy", "i4"),  # next one in the waiting list of its copy engine
         ("waiting", "i4"),  # number of predecessors that have not ended
         ("started", "i4"),  # number of starts on its GPU up to its own
+        ("several_ns", "f8"),  # that of its GPU at its start, then its own time beside others
         ("gap_ns", "f8"),  # end of its last predecessor to ready (graph mode)
         ("ready_ns", "f8"),
         ("start_ns", "f8"),
@@ -107,6 +108,9 @@ DEVICE = np.dtype(
         ("serve_at", "f8"),
         ("running", "i8"),
         ("starts", "i8"),  # number of starts so far
+        ("unended", "i8"),  # kernels that have started and not ended; `running` counts ahead
+        ("several_ns", "f8"),  # time with several of them, up to `several_at`
+        ("several_at", "f8"),
         ("first_running", "i8"),
         ("groups", "i8"),
         ("known", "i8"),  # bit mask of partitions with groups

@@ -6,11 +6,11 @@ from typing import Any
 
 from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records
 from gpusim.engine.compiled.jit import entry, jit, rule
-from gpusim.rules import copies, launch, start_interference
+from gpusim.rules import copies, launch, products, start_interference
 
 gap_ns, ready_delay_ns = rule(launch.gap_ns), rule(launch.ready_delay_ns)
 start_interval_ns = rule(launch.start_interval_ns)
-lost_ns = rule(start_interference.lost_ns)
+lost_ns, product_lost_ns = rule(start_interference.lost_ns), rule(products.lost_ns)
 switch_ns = rule(copies.switch_ns)
 
 

@@ -24,7 +24,9 @@ short_blocks, missing, copy_part = rule(lost_time.short_blocks), rule(lost_time.
 alone_rate, full_bytes_per_ns = rule(contention.alone_rate), rule(copies.full_bytes_per_ns)
 
 #: Causes of a task, as in `Causes`.
-NOTED = np.dtype([("last", "i8"), ("interference_ns", "f8"), ("held", "i8"), ("held_by", "i8")], align=True)
+NOTED = np.dtype(
+    [("last", "i8"), ("interference_ns", "f8"), ("product_ns", "f8"), ("held", "i8"), ("held_by", "i8")], align=True
+)
 #: State of a device: the last task started, the last task that freed a grid slot of a full GPU, and the last copies.
 UNIT = np.dtype([("started", "i8"), ("room_at", "f8"), ("room_by", "i8"), ("h2d", "i8"), ("d2h", "i8")], align=True)
 #: A `Loss`; records are in recording order.
@@ -72,6 +74,7 @@ class Recording(NamedTuple):
         return Causes(
             last=tuple(self.tasks["last"].tolist()),
             interference_ns=tuple(self.tasks["interference_ns"].tolist()),
+            product_ns=tuple(self.tasks["product_ns"].tolist()),
             launched_ns=launched_ns,
             held=tuple(causes.HELD[held] for held in self.tasks["held"].tolist()),
             held_by=tuple(self.tasks["held_by"].tolist()),

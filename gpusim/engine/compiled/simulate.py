@@ -21,7 +21,7 @@ from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Roo
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import END_OF_TIME, entry, int64, jit, uint32
 from gpusim.engine.compiled.line import IN_TURN, LATE
-from gpusim.engine.compiled.link import lost_ns, ready_delay_ns, start_interval_ns, switch_delay_ns
+from gpusim.engine.compiled.link import lost_ns, product_lost_ns, ready_delay_ns, start_interval_ns, switch_delay_ns
 from gpusim.engine.compiled.record import (
     Recording,
     note_block_losses,
@@ -208,6 +208,8 @@ def simulate(
                     note_start(record, number, device, index, node.ready_ns, now)
                 device.starts += 1
                 node.started = device.starts
+                count_several(device, 1, now)
+                node.several_ns = device.several_ns
                 log[uint32(logged)] = index
                 logged += 1
                 idle_ns = tasks[uint32(node.row)].idle_ns
@@ -248,6 +250,9 @@ def simulate(
                         kind, was_full = int64(tasks[node.row].kind), device.running + 1 >= grids
                         note_end(record, number, index, kind, now, was_full)
                     node.end_ns = now
+                    if more is None or tasks[node.row].kind == ON_DEVICE:
+                        count_several(device, -1, now)
+                        node.several_ns = device.several_ns - node.several_ns
                     log[uint32(logged)] = ~index
                     logged += 1
                     ended += 1
@@ -257,6 +262,12 @@ def simulate(
                         lost = lost_ns(hw.graph, other_starts)
                         if record is not None:
                             record.tasks[index].interference_ns = lost
+                        task = tasks[uint32(node.row)]
+                        if task.product == 1:
+                            more_ns = product_lost_ns(hw.graph, task.dur_ns, node.several_ns, now - node.start_ns)
+                            if record is not None:
+                                record.tasks[index].product_ns = more_ns
+                            lost += more_ns
                         first_succ, n_succs = int64(uint32(node.first_succ)), int64(node.n_succs)
                         for turn in range(n_succs):
                             after = int64(uint32(succs[first_succ + turn]))
@@ -304,6 +315,15 @@ def simulate(
 
 
 @jit
+def count_several(device: Any, change: int, now: float) -> None:
+    """Count the time with several running kernels up to now, when one starts (1) or ends (-1)."""
+    if device.unended > 1:
+        device.several_ns += now - device.several_at
+    device.several_at = now
+    device.unended += change
+
+
+@jit
 def of_device(blocks: Any, number: int) -> Any:
     """Return the blocks on the SMs of one device."""
     return Blocks(blocks.kernels[number], blocks.line[number], blocks.groups[number], blocks.cohorts[number])
@@ -348,12 +368,12 @@ def set_up(nodes: Any, devices: Any, blocks: Any, more: Any, events: int) -> Non
     """Reset nodes and devices for a run."""
     for number in range(len(devices)):
         device = devices[number]
-        device.front_end_free = device.updated = 0.0
+        device.front_end_free = device.updated = device.several_ns = device.several_at = 0.0
         device.end_at = device.serve_at = np.inf
         device.end_seq = 0
         device.end_index = -1
         device.sm_rate = 1.0
-        device.running = device.starts = device.ready = device.copying = device.all_of_it = 0
+        device.running = device.starts = device.ready = device.copying = device.all_of_it = device.unended = 0
         device.first_running = device.first_ready = 0
         device.events_left = events
         if blocks is not None:

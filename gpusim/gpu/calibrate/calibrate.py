@@ -35,6 +35,7 @@ KEPT = (
     "uncertainty.variants_frac",
     "contention.cross_load",
     "graph.join_ns",
+    "graph.product_frac",
     "copies.copy_slowdown",
     "memory.miss_ns",
 )
@@ -63,7 +64,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
     when += f", torch {facts.torch}, driver {facts.driver}, SM clock {facts.sm_clock_mhz} MHz"
     sources = {k: v for k, v in base.sources.items() if not k.startswith(REMEASURED) or k in KEPT}
     say("CUDA graphs: chains, forks, joins, front end")
-    graph, notes = graph_costs(base.graph.join_ns)
+    graph, notes = graph_costs(base.graph)
     sources |= {f"graph.{field}": f"{when}; {note}" for field, note in notes.items()}
     say("streams: launches, events, hardware queues")
     stream, notes = stream_costs()
@@ -141,8 +142,8 @@ def _listed(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.0f}" for value in values)
 
 
-def graph_costs(join_ns: float) -> tuple[GraphCosts, dict[str, str]]:
-    """Return the costs of CUDA graphs, with a note on each measurement. Joins are not measured: see `KEPT`."""
+def graph_costs(base: GraphCosts) -> tuple[GraphCosts, dict[str, str]]:
+    """Return the costs of CUDA graphs, with a note on each measurement; those of `KEPT` are those of `base`."""
     cycles = bench.spin_cycles(bench.SPIN_US)
 
     def spin() -> None:
@@ -167,9 +168,10 @@ def graph_costs(join_ns: float) -> tuple[GraphCosts, dict[str, str]]:
     costs = GraphCosts(
         chain_ns=chain_ns,
         fork_ns=fork_ns(),
-        join_ns=join_ns,
+        join_ns=base.join_ns,
         busy_ns=lost.limit_ns(half),
         busy_starts=half,
+        product_frac=base.product_frac,
         front_end_ns=front_end_ns,
         memory_node_ns=memory_node_ns,
     )
