@@ -15,7 +15,7 @@ from gpusim.engine.base import Engine
 from gpusim.engine.fast import FastEngine
 from gpusim.formats.concurrent_chains import ConcurrentChains
 from gpusim.formats.hardware import HardwareModel
-from gpusim.formats.rules import Rule
+from gpusim.formats.rules import SMALL_PRODUCTS, Rule
 from gpusim.formats.trace import Kernel
 from gpusim.plan.kernels import Fits
 from gpusim.plan.tasks import Plan, Task
@@ -82,11 +82,11 @@ def compare(experiment: ConcurrentChains, hardware: HardwareModel, engine: Engin
     """Predict every run of an experiment from its chains alone."""
     engine = engine or FastEngine()
     fits, known = Fits(hardware), {call.name: call for call in experiment.calls}
-    found = []
+    found, products = [], experiment.name == SMALL_PRODUCTS
     for run in experiment.runs:
         of_run = [known[name] for name in run.chains]
         chains = [
-            Chain(tuple(task_of(fits, kernel) for kernel in call.kernels), call.call_ns, calls)
+            Chain(tuple(task_of(fits, kernel, products) for kernel in call.kernels), call.call_ns, calls)
             for call, calls in zip(of_run, run.calls, strict=True)
         ]
         alone_ns = max(chain.calls * chain.call_ns for chain in chains)
@@ -134,8 +134,8 @@ def judge(experiment: ConcurrentChains, hardware: HardwareModel, engine: Engine 
     )
 
 
-def task_of(fits: Fits, kernel: Kernel) -> Task:
-    """Return the task of a profiled kernel that is of no trace."""
+def task_of(fits: Fits, kernel: Kernel, product: bool = False) -> Task:
+    """Return the task of a profiled kernel that is of no trace; `product` if it is of a matrix product."""
     fit = fits.of(kernel)
     return Task(
         name=kernel.name,
@@ -147,5 +147,5 @@ def task_of(fits: Fits, kernel: Kernel) -> Task:
         blocks_per_sm=fit.resident,
         footprint=fit.footprint,
         matrix=fit.matrix,
-        product=fit.product,
+        product=fit.matrix and product,
     )

@@ -22,11 +22,11 @@ STREAMS: Final = "streams"
 LIMITS: Final = (DEPENDENCIES, GAPS, FRONT_END, SMS, CONTENTION, DRAM, STREAMS)
 """Limits in the order in which they are switched on."""
 
-_FRONT_END_COSTS: Final = ("front_end_ns",)
-#: Limit of each number of the launch costs and of contention, which has no effect while the limit is off. A new launch
-#: cost belongs to `GAPS`.
+#: Limits of launch costs that do not belong to `GAPS`, as a new one does.
+_OTHER_COSTS: Final = {"front_end_ns": FRONT_END, "product_frac": CONTENTION}
+#: Limit of each number of the launch costs and of contention, which has no effect while the limit is off.
 SWITCHES: Final[dict[str, str]] = {
-    **{f"graph.{name}": FRONT_END if name in _FRONT_END_COSTS else GAPS for name in measure_of(GraphCosts)},
+    **{f"graph.{name}": _OTHER_COSTS.get(name, GAPS) for name in measure_of(GraphCosts)},
     **{f"contention.{name}": CONTENTION for name in measure_of(Contention)},
 }
 
@@ -68,7 +68,7 @@ def without_contention(hardware: HardwareModel) -> HardwareModel:
     contention = msgspec.structs.replace(
         hardware.contention, younger_slowdown=0.0, sharing_exponent=exponent, matrix_exponent=0.0
     )
-    return msgspec.structs.replace(hardware, contention=contention)
+    return _without_costs(msgspec.structs.replace(hardware, contention=contention), CONTENTION)
 
 
 def without_bandwidth_limit(hardware: HardwareModel) -> HardwareModel:

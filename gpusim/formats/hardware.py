@@ -155,7 +155,7 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     busy_starts: Starts = 0.0
     """Starts of other kernels at which half of `busy_ns` is lost; 0: the first start costs all of it."""
     product_frac: Ratio = 0.0
-    """Share of its time that a matrix product loses beside other kernels."""
+    """Share of its time alone that a matrix product loses if others run beside it throughout."""
     branch_ns: TimeNs = 0.0
     """Extra delay of every dependent node in a graph with branches, that is, of several streams."""
     front_end_ns: TimeNs

@@ -27,6 +27,7 @@ from gpusim.importers.ops import grouped
 from gpusim.importers.steps import Step
 from gpusim.io import file_limits
 from gpusim.text import shortened
+from gpusim.trace.op_names import UNKNOWN_OP
 from gpusim.units import clause
 from gpusim.version import code_version
 
@@ -65,7 +66,7 @@ def make_trace(
         ops.append(
             Op(
                 name=f"{_plain(first.op or first.name)}.{number}",
-                target=shortened(first.op.replace("::", "."), MAX_NAME) or f"imported.{first.kind}",
+                target=shortened(first.op.replace("::", "."), MAX_NAME) or UNKNOWN_OP + first.kind,
                 phase=first.phase,
                 layer=shortened(first.module, MAX_NAME),
                 kernels=tuple(_kernel(activities[index], odd, index) for index in group),

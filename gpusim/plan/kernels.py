@@ -22,6 +22,7 @@ from gpusim.rules.launch import extra_ns
 from gpusim.rules.occupancy import Demand, Footprint, kernel_demand, kernel_footprint, kernel_occupancy
 from gpusim.trace.element_sizes import DTYPE_BYTES
 from gpusim.trace.kernel_names import convolves, multiplies_matrices
+from gpusim.trace.op_names import UNKNOWN_OP
 
 NO_ARITHMETIC = Arithmetic(0.0, False)
 
@@ -63,8 +64,6 @@ class Fit:
     resident: int
     footprint: Footprint
     matrix: bool
-    product: bool
-    """True for a GEMM-like kernel whose name is not that of a convolution; its op may still be one."""
     extra_ns: float
 
 
@@ -83,14 +82,12 @@ class Fits:
         known = self._known.get(key)
         if known is None:
             limits, memory_node = self.hardware.limits, kernel.kind != "kernel"
-            matrix = multiplies_matrices(kernel.name)
             known = self._known[key] = Fit(
                 demand=kernel_demand(limits, kernel),
                 blocks=0 if memory_node else prod(kernel.grid),
                 resident=0 if memory_node else kernel_occupancy(limits, kernel).blocks,
                 footprint=kernel_footprint(limits, kernel),
-                matrix=matrix,
-                product=matrix and not convolves(kernel.name),
+                matrix=multiplies_matrices(kernel.name),
                 extra_ns=extra_ns(self.hardware.graph, memory_node),
             )
         return known
@@ -159,12 +156,20 @@ class _TaskMaker:
                     blocks_per_sm=fit.resident,
                     footprint=fit.footprint,
                     matrix=fit.matrix,
-                    product=fit.product and not convolves(op.target),
+                    product=fit.matrix and is_of_product(op.target, kernel.name),
                     op=index,
                     kernel=number,
                 )
             )
         return tuple(tasks)
+
+
+def is_of_product(target: str, name: str) -> bool:
+    """Return True if a GEMM-like kernel `name` of the operator `target` is of no convolution.
+
+    False for an unknown operator: names of convolutions' kernels do not always say so.
+    """
+    return not (target.startswith(UNKNOWN_OP) or convolves(target) or convolves(name))
 
 
 def tensor_bytes(trace: Trace) -> list[int]:

@@ -18,8 +18,8 @@ _OPENING = frozenset({"N", "I", "X", "J", "F", "Z", "_Z", "Dt", "DT", "Ul"})
 #: match (their base names have none of these), nor do the auxiliary kernels of a product that change layouts, prepare
 #: workspaces or sum parts.
 _MULTIPLIES = re.compile(r"gemm|xmma|nvjet|convolve|[dw]grad\w*_engine|flash|fmha", re.IGNORECASE)
-#: Operators and kernels of convolutions; cuDNN's `gemm` kernels for them name a pass.
-_CONVOLVES = re.compile(r"conv(?!ert)|fprop|[dw]grad", re.IGNORECASE)
+#: Operators and kernels of convolutions; cuDNN's `gemm` kernels for them name a pass, as its attention does.
+_CONVOLVES = re.compile(r"conv(?!ert)|(?<!flash_)fprop|[dw]grad", re.IGNORECASE)
 #: Uninformative base names; the template arguments tell what these kernels do.
 _GENERIC = frozenset({"Kernel", "Kernel2", "kernel"})
 _ANONYMOUS = ("(anonymous namespace)", "<unnamed>", "{anonymous}")

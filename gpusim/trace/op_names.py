@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpusim.errors import OptionError, UnknownNameError
 from gpusim.formats.trace import Op, Trace
 from gpusim.text import short_value
 
+#: Start of the target of an op whose operator is unknown, before the kind of its first kernel.
+UNKNOWN_OP: Final = "imported."
 #: Maximum number of ops named in an error.
 _NAMED = 8
 

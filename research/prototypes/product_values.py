@@ -3,8 +3,8 @@
     PYTHONPATH=.:scripts python research/prototypes/product_values.py validate/results/kinds_h200_20261123.json ...
 
 Networks that no constant was fitted on, several streams, captured kernels. Prints the mean over steps of the mean
-error, the median, the error of 95 %, the largest, and the bias: for each set, kind of network, and class of steps, and
-for all sets but the last, by which the value was chosen.
+error, the median, the error of 95 %, the largest, and the bias: for each set, kind of network, class of steps, mode,
+and step, and for all sets but the last, by which the value was chosen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def main() -> None:
                 errors.append(engine.run(plan, hardware).makespan_ns / case.measured_ns - 1.0)
             row = (case.trace, errors)
             kind = "other kinds" if graph.less_known else "mostly convolutional"
-            for name in (file.stem.split("_h200")[0], kind_of(case.network), kind):
+            set_name = file.stem.split("_h200")[0]
+            for name in (set_name, kind_of(case.network), kind, f"{kind}, {case.mode}", f"{kind}: {case.trace}"):
                 groups[name].append(row)
             if file != files[-1]:
                 earlier.append(row)

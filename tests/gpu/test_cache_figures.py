@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -173,3 +174,19 @@ def test_figures_measured_on_this_gpu_are_plausible() -> None:
     assert found.l2_bytes_per_ns > max(rate for reads, rate in rates.items() if reads.kind == "dram")
     assert found.warp_l2_bytes_per_ns > found.warp_dram_bytes_per_ns
     assert 20 < found.launch_miss_ns < 1000
+
+
+def test_costs_of_graphs_that_are_not_measured_are_those_of_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one would else fall to its default, while its source says that it was kept."""
+    lost = SimpleNamespace(limit_ns=lambda half: 700.0 + half)
+    monkeypatch.setattr(calibration, "subjects", lambda: defaultdict(str))
+    monkeypatch.setattr(calibration, "measure", lambda _: lost)
+    monkeypatch.setattr(calibration, "fork_ns", lambda: 290.0)
+    monkeypatch.setattr(calibration, "half_starts", lambda _: 2.0)
+    for name in ("spin_cycles", "parallel_chains_ns", "small_kernel", "profiled_ns", "memset_gap_ns"):
+        monkeypatch.setattr(calibration.bench, name, lambda *_, **__: 1000.0)
+    costs, notes = calibration.graph_costs(H200.graph)
+    kept = [name.removeprefix("graph.") for name in calibration.KEPT if name.startswith("graph.")]
+    assert kept == ["join_ns", "product_frac"]
+    assert all(getattr(costs, name) == getattr(H200.graph, name) > 0 for name in kept)
+    assert {*notes, *kept} == {field.name for field in msgspec.structs.fields(costs)}

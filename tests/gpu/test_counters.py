@@ -167,6 +167,8 @@ def test_kernels_that_multiply_matrices_are_known_by_their_names(name: str, mult
         ("cutlass_tensorop_s1688dgrad_optimized_tf32_128x64_32x3_nhwc_align4", True),
         ("void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int)", True),
         ("aten.addmm.default", False),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64", False),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Params)", False),
         ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x128, NumericArrayConverter<float>>(Params)", False),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,33 +98,38 @@ def check_no_worse(
         assert after <= before + growth, f"{name} error is {after:.2%}, was {before:.2%} when it was measured"
 
 
-def of_other_kinds() -> dict[str, list[bool]]:
-    """Return whether measured times of other kinds of networks lie within today's intervals, by kind."""
+def of_other_kinds() -> dict[str, dict[str, list[bool]]]:
+    """Return whether measured times of other kinds of networks lie within today's intervals, by kind and step."""
     kind_of = script("set_uncertainty").kind_of
-    within: defaultdict[str, list[bool]] = defaultdict(list)
+    within: defaultdict[str, defaultdict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for recipe in OTHER_KINDS:
         for case in _again(newest_results(RESULTS, recipe)).now.cases:
             if case.streams > 1 and case.outputs_equal:
                 low, high = case.predicted_interval_ns
-                within[kind_of(case.network)].append(low <= case.measured_ns <= high)
-    return within
+                within[kind_of(case.network)][case.trace].append(low <= case.measured_ns <= high)
+    return {kind: dict(steps) for kind, steps in within.items()}
 
 
-def test_intervals_of_other_kinds_hold_nine_of_ten_measured_times_and_three_of_four_of_all_kinds_but_one() -> None:
+def held_frac(steps: Iterable[list[bool]]) -> float:
+    """Return the share of all schedules of these steps that lie within."""
+    held = [each for of_step in steps for each in of_step]
+    return sum(held) / len(held)
+
+
+def test_intervals_of_other_kinds_hold_nine_of_ten_measured_times_and_three_of_four_of_each_kind() -> None:
     """They were set on all of these: no evidence, but it says when a rule has made them too wide or narrow.
 
-    U-Nets are mostly convolutional, and predicted too fast: by one schedule less than three of four.
+    Without one training of a U-Net, which is predicted too fast, they hold three of four U-Nets' schedules.
     """
     within = of_other_kinds()
-    held = [each for of_kind in within.values() for each in of_kind]
-    assert 0.85 <= sum(held) / len(held) <= 0.95
-    few = {kind: sum(each) / len(each) for kind, each in within.items() if len(each) >= 8}
-    unets = few.pop("unet")
-    assert min(few.values()) >= 0.75, few
-    assert unets >= 0.7
-    within_all = f"{sum(held) / len(held):.0%} of the {len(held)} schedules lie within"
-    said = f"{within_all}, {unets:.0%} of U-Nets'".replace("%", " %")
-    assert said in " ".join(prose(ROOT / "docs" / "accuracy.md").split())
+    of_all = [of_step for steps in within.values() for of_step in steps.values()]
+    assert 0.85 <= held_frac(of_all) <= 0.95
+    unets = held_frac(within["unet"].values())
+    said = f"{held_frac(of_all):.0%} of the {sum(map(len, of_all))} schedules lie within, {unets:.0%} of U-Nets'"
+    assert said.replace("%", " %") in " ".join(prose(ROOT / "docs" / "accuracy.md").split())
+    assert held_frac([within["unet"].pop("unet_medium-train-b3")]) < 0.75
+    kinds = {kind: held_frac(steps.values()) for kind, steps in within.items()}
+    assert min(kinds.values()) >= 0.75, kinds
 
 
 # --- A small file made here, so that the test above has something to say before anything has been measured ---
