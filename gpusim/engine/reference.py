@@ -210,9 +210,10 @@ class _Device:
         self.starts = 0
         self.started: dict[int, int] = {}
         """Number of starts up to and including that of a task, by task."""
-        self.running = 0
+        self.unended = 0
+        """Kernels that have started and not ended."""
         self.several_ns = 0.0
-        """Time with several running kernels, up to `several_at`, the last start or end of a kernel."""
+        """Time with several of them, up to `several_at`, the last start or end of a kernel."""
         self.several_at = 0.0
         self.several_before: dict[int, float] = {}
         """`several_ns` at the start of a task, by task."""
@@ -275,10 +276,10 @@ class _Device:
 
     def _count_several(self, change: int) -> None:
         """Count the time with several running kernels up to now, when one starts (1) or ends (-1)."""
-        if self.running > 1:
+        if self.unended > 1:
             self.several_ns += self.env.now - self.several_at
         self.several_at = self.env.now
-        self.running += change
+        self.unended += change
 
     def _wait_ns(self, index: int, task: Task) -> float:
         """Return how much longer a starting task takes because of active and pending copies, in ns."""

@@ -6,7 +6,7 @@ Its successors become ready later by this time, as by start interference, in a C
 kernels, attention included, but no convolutions, and no kernels of unknown operators.
 
 Source: a fit without a known cause. 1,023 replayed schedules of 62 steps choose the share; those of six more, on which
-an earlier form had been tried, agree. It helps trainings most. Chains of products alone contradict it
+an earlier form had been tried, agree. It helps trainings most. Most chains of products alone contradict it
 (research/2026-11-24-small-products.md, "A rule without a cause"). Constant: `GraphCosts.product_frac`.
 """
 
