@@ -42,6 +42,7 @@ OTHER_KINDS = {
     "other kinds, third blind set": "blind_intervals",
     "other kinds, fourth blind set": "blind_last",
     "other kinds, fifth blind set": "blind_next",
+    "other kinds, sixth blind set": "blind_products",
 }
 COLUMNS = "number|median|95 % within|largest|bias|in the 90 % interval|"
 RULE = "|---|--:|--:|--:|--:|--:|--:|"

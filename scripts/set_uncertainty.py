@@ -48,6 +48,8 @@ VISION_TRANSFORMERS = (
     "coatnet_0_rw_224",
     "mobilevit_s",
     "twins_svt_small",
+    "pit_s_224",
+    "davit_tiny",
 )
 COVERED = 0.9
 #: Decimals of the numbers written.

@@ -26,6 +26,7 @@ SETS = {
     "blind_intervals": (("1450b22",), "blind_intervals_h200_20261126", ("blind_intervals",)),
     "blind_last": (("2ff1783", "5e4f4b3"), "blind_last_h200_20261129", ("blind_last",)),
     "blind_next": (("09daa20",), "blind_next_h200_20261129", ("blind_next",)),
+    "blind_products": (("9de4936",), "blind_products_h200_20261130", ("blind_products",)),
     "neighbours": (
         ("382bc5f", "89111b9", "f4b5e27", "15b75e6"),
         "neighbours_h200_20261124",
