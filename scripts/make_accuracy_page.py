@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "validate" / "results"
 #: Row name in the tables -> recipes whose newest results have its schedules.
 IMAGES = {
-    "mostly convolutional networks, blind": ("blind_again",),
-    "the same, blind to an earlier model": ("blind", "unseen", "unseen_large"),
+    "mostly convolutional networks, unseen": ("blind_again",),
+    "the same, unseen by an earlier model": ("blind", "unseen", "unseen_large"),
     "the same, model chosen on them": ("fidelity",),
 }
 SEARCHES = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
@@ -139,7 +139,7 @@ def other_kinds() -> list[tuple[str, str]]:
 def readme() -> str:
     """Return a line for each group of schedules on several streams."""
     of_name = {
-        "mostly convolutional networks, blind": left_out("blind_again"),
+        "mostly convolutional networks, unseen": left_out("blind_again"),
         SEARCHED: searched(),
         **{name: left_out(recipe) for name, recipe in (*KNOWN.items(), *other_kinds())},
     }
@@ -162,18 +162,17 @@ def readme() -> str:
             "Networks that a constant was fitted on are left out. Of known ones, all policies, that is "
             f"{fitted.schedules} schedules,",
             f"{100 * fitted.largest:.1f} % off at most.",
-            progress(),
             "Each set was blind to the rules of its day, not to those of today.",
         ]
     )
 
 
-def progress(recipe: str = "kinds") -> str:
-    """State how much of a recipe of other kinds is measured."""
+def progress(recipe: str) -> str:
+    """Name a recipe of other kinds, and how much of it is measured."""
     planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
     measured = len(by_step(left_out(recipe)))
-    steps = f"All {planned} steps" if measured == planned else f"{measured} of the {planned} steps"
-    return f"{steps} of `validate/{recipe}.toml` are measured."
+    steps = f"{planned} steps" if measured == planned else f"{measured} of {planned} steps"
+    return f"`validate/{recipe}.toml`: {steps}."
 
 
 def order() -> list[str]:
@@ -182,7 +181,7 @@ def order() -> list[str]:
         "|run|steps|Kendall tau, mean (least)|regret, mean (largest)|",
         "|---|--:|--:|--:|",
     ]
-    for name, recipe in (("mostly convolutional networks, blind", "blind_again"), *other_kinds()):
+    for name, recipe in (("mostly convolutional networks, unseen", "blind_again"), *other_kinds()):
         accuracy = fidelity(left_out(recipe))
         assert accuracy is not None
         lines.append(
