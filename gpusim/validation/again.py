@@ -33,7 +33,7 @@ def trace_files(results: Path) -> dict[str, Path]:
     ones. Next to `results/` is `traces/`; its subfolder with the recipe's name has the traces of this recipe alone.
     Raises `MeasurementError` or `RecipeError`.
     """
-    place = results.parent.parent
+    place = results.absolute().parent.parent  # `results` may be a bare file name
     name = read_results(results).recipe
     folders = (place / "traces", place / "traces" / name)
     stored = {file.name.removesuffix(".json.gz"): file for folder in folders for file in files_in(folder, ".json.gz")}

@@ -16,7 +16,7 @@ from gpusim.cli import cli
 from gpusim.errors import MeasurementError, OptionError, ScheduleError
 from gpusim.formats.results import read_results
 from gpusim.trace.store import bundled_traces, read_trace, write_trace
-from gpusim.validation.again import anchored_again, traces_in
+from gpusim.validation.again import anchored_again, trace_files, traces_in
 from gpusim.validation.replayed import SUFFIX, read_replayed, write_replayed
 from gpusim.validation.tables import summary_lines
 from tests.validation.test_golden import make_golden
@@ -94,6 +94,17 @@ def test_a_step_in_another_state_than_at_capture_is_anchored_anew(share: float, 
     assert (f"anew: {len(cases)} schedules beside a sequential graph that is more than 3%" in said) == differs
     others = "schedules beside a sequential graph that is more than 3% from its capture"
     assert any(others in line for line in summary_lines(cases)) == differs
+
+
+def test_traces_beside_the_results_are_found_from_their_own_folder(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cd results; gpusim validate NAME.json --again`: its traces are in ../traces."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "of-its-own.json.gz").write_bytes(b"")
+    monkeypatch.chdir(results.parent)
+    assert "of-its-own" in trace_files(Path(results.name))
 
 
 def test_traces_of_a_given_folder_come_first(results: Path, tmp_path: Path) -> None:
