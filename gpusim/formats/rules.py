@@ -17,6 +17,7 @@ SCHEMA: Final = "gpusim-rules/1"
 START_INTERFERENCE: Final = "start interference"
 SMALL_PRODUCTS: Final = "small products"
 CHANNELS_LAST: Final = "channels-last convolutions"
+ROWS_BY_INDEX: Final = "rows by index"
 LAUNCHES: Final = "launches into streams"
 #: Names of all experiments, in the order of the report; all but the last are names of rules.
 EXPERIMENTS: Final = (
@@ -32,6 +33,7 @@ EXPERIMENTS: Final = (
     START_INTERFERENCE,
     SMALL_PRODUCTS,
     CHANNELS_LAST,
+    ROWS_BY_INDEX,
     LAUNCHES,
 )
 

@@ -1,5 +1,5 @@
 """Chains of equal calls on 1, 2, 4 and 8 streams, and chains of different calls side by side: small matrix products,
-and channels-last convolutions.
+channels-last convolutions, and gathers and additions of rows by index.
 
 Each chain has operands of its own, which stay in the L2 cache from replay to replay. Every run is a CUDA graph of its
 own, between two kernels that record the time. No rule of the engines was made from these
@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.profiler import record_function
 
 from gpusim.formats.concurrent_chains import ChainedCall, ChainsBeside, ConcurrentChains
-from gpusim.formats.rules import CHANNELS_LAST, SMALL_PRODUCTS
+from gpusim.formats.rules import CHANNELS_LAST, ROWS_BY_INDEX, SMALL_PRODUCTS
 from gpusim.formats.trace import Dtype, Kernel
 from gpusim.gpu.calibrate.stamps import Stamps, fork_and_join
 from gpusim.gpu.device import precision, require_gpu
@@ -33,6 +33,8 @@ RECORDINGS, REPLAYS, UNUSED = 3, 20, 4
 PRODUCTS: Final = ((64, 1024, 256), (192, 384, 1024), (192, 1024, 384), (384, 512, 512), (512, 768, 512))
 #: Input and output channels, side of the filter and of the image; of GoogLeNet, batch 1.
 CONVOLUTIONS: Final = ((64, 192, 3, 56), (96, 128, 3, 28), (192, 64, 1, 28), (160, 320, 3, 14), (512, 128, 1, 14))
+#: Indices, rows they point at, and width: of graph networks. Eight of the larger additions move 36 MB.
+ROWS: Final = ((3200, 800, 128), (4800, 960, 192))
 
 Call = Callable[[], object]
 """A call on operands of its own."""
@@ -84,9 +86,29 @@ def convolutions() -> dict[str, Callable[[], Call]]:
     }
 
 
+def rows_by_index() -> dict[str, Callable[[], Call]]:
+    """Return a function for each gather, and each addition to rows, that makes a call of it, in FP32."""
+
+    def gather(indices: int, rows: int, width: int) -> Call:
+        x, index = torch.randn(rows, width, device="cuda"), torch.randint(rows, (indices,), device="cuda")
+        return partial(torch.index_select, x, 0, index, out=torch.empty(indices, width, device="cuda"))
+
+    def addition(indices: int, rows: int, width: int) -> Call:
+        total, index = torch.zeros(rows, width, device="cuda"), torch.randint(rows, (indices,), device="cuda")
+        return partial(total.index_add_, 0, index, torch.randn(indices, width, device="cuda"))
+
+    kinds = {"index_select": gather, "index_add": addition}
+    return {
+        f"{kind}, {indices} of {rows} x {width}": partial(make, indices, rows, width)
+        for kind, make in kinds.items()
+        for indices, rows, width in ROWS
+    }
+
+
 EXPERIMENTS: Final = (
     Experiment(SMALL_PRODUCTS, "tf32", products),
     Experiment(CHANNELS_LAST, "bf16", convolutions),
+    Experiment(ROWS_BY_INDEX, "tf32", rows_by_index),
 )
 
 
