@@ -162,17 +162,16 @@ def readme() -> str:
             "Networks that a constant was fitted on are left out. Of known ones, all policies, that is "
             f"{fitted.schedules} schedules,",
             f"{100 * fitted.largest:.1f} % off at most.",
-            "Each set was blind to the rules of its day, not to those of today.",
+            "Each set was blind to the rules of its day; the sixth is to those of today, too.",
         ]
     )
 
 
 def progress(recipe: str) -> str:
-    """Name a recipe of other kinds, and how much of it is measured."""
+    """Name a recipe of other kinds, and how much of it is measured, if not all."""
     planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
     measured = len(by_step(left_out(recipe)))
-    steps = f"{planned} steps" if measured == planned else f"{measured} of {planned} steps"
-    return f"`validate/{recipe}.toml`: {steps}."
+    return f"`validate/{recipe}.toml`{'' if measured == planned else f', {measured} of {planned} steps'}:"
 
 
 def order() -> list[str]:

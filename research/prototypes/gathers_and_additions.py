@@ -1,8 +1,8 @@
 """What kernels of a graph network lose to each other: python research/prototypes/gathers_and_additions.py.
 
 From the small graph network's profiled schedules in research/data/concurrent_timelines_h200_20261126.json.gz: the time
-of each kernel of a group, fitted by least squares as a constant plus a share of its overlap with each group. Two equal
-kernels that share one bandwidth in full would lose 0.5 of the time they overlap.
+of each kernel of a group, fitted by least squares as a constant plus a share of its overlap with each group; - is none.
+Two equal kernels that share one bandwidth in full would lose 0.5 of the time they overlap.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def main() -> None:
             found = np.array(rows[group])
             design = np.column_stack([np.ones(len(found)), found[:, 1:]])
             alone_ns, *lost = np.linalg.lstsq(design, found[:, 0], rcond=None)[0]
-            print(f"| {schedule} | {group}, {len(found)} | {alone_ns:,.0f} | {' | '.join(f'{x:.2f}' for x in lost)} |")
+            shares = (f"{x:.2f}" if overlap.any() else "-" for x, overlap in zip(lost, found[:, 1:].T, strict=True))
+            print(f"| {schedule} | {group}, {len(found)} | {alone_ns:,.0f} | {' | '.join(shares)} |")
 
 
 if __name__ == "__main__":

@@ -316,7 +316,7 @@ def test_rows_by_index_are_gathered_and_added(monkeypatch: pytest.MonkeyPatch) -
     on_cpu = {name: partial(getattr(torch, name), device="cpu") for name in ("randn", "randint", "zeros", "empty")}
     for name, make in on_cpu.items():
         monkeypatch.setattr(torch, name, lambda *sizes, make=make, device: make(*sizes))
-    gather, _, addition, _ = (make() for make in concurrent_chains.rows_by_index().values())
+    gather, *_, addition, _, _ = (make() for make in concurrent_chains.rows_by_index().values())
     x, _, index = gather.args
     assert torch.equal(gather(), x[index])
     total = addition()

@@ -1,4 +1,4 @@
-"""The notes on missed aims say what the results files say: a row that is measured again must change them, too."""
+"""The notes on missed aims say what rows of results say. Figures of today's rules and the table of kinds: untested."""
 
 from __future__ import annotations
 
@@ -67,16 +67,19 @@ def test_errors_of_predicted_calls_are_those_of_the_rows() -> None:
 def test_rows_with_more_memory_than_torch_compile_are_counted() -> None:
     rows = cases("compile")
 
-    def above(baseline: str) -> list[float]:
-        peaks = [(case.measured_peak_bytes, case.baseline_peak_bytes.get(baseline)) for case in rows]
-        return sorted(ours / theirs for ours, theirs in peaks if theirs and ours > 1.3 * theirs)
+    def above(baseline: str) -> list[tuple[float, str]]:
+        peaks = [(case.measured_peak_bytes, case.baseline_peak_bytes.get(baseline), case.trace) for case in rows]
+        return sorted((ours / theirs, step) for ours, theirs, step in peaks if theirs and ours > 1.3 * theirs)
 
-    (most,) = above(OWN_GRAPH)
+    ((most, step),) = above(OWN_GRAPH)
+    assert step == "wired_large-train-b6"
     assert f"one of {len(rows)} rows is above it" in prose(OPTIMIZE)
     assert f"{most:.2f} (on 6 streams)" in prose(OPTIMIZE)
     over = above(REDUCE_OVERHEAD)
-    assert f"{len(over)} of {len(rows)} rows are above 1.3: u-net small {over[-1]:.1f}" in prose(OPTIMIZE)
-    assert f"wired small {over[-2]:.1f}, the others up to {over[-3]:.2f}" in prose(OPTIMIZE)
+    *_, (others, _), (second, wired), (first, unet) = over
+    assert (wired, unet) == ("wired_small-train-b6", "unet_small-infer-b2")
+    assert f"{len(over)} of {len(rows)} rows are above 1.3: u-net small {first:.1f}" in prose(OPTIMIZE)
+    assert f"wired small {second:.1f}, the others up to {others:.2f}" in prose(OPTIMIZE)
 
 
 @pytest.mark.parametrize("step", ABLATIONS)
@@ -93,6 +96,7 @@ def test_ablations_are_those_of_the_rows(step: str) -> None:
     ("recipe", "claim"),
     [
         ("blind_last", "66 schedules, {errors} (aims 1.5, 4, 7), {covered} within"),
+        ("blind_next", "63 schedules, {errors}, all within; tau {tau}, regret {regret} at most"),
         ("blind_products", "63 schedules, {errors}, {covered} within; tau {tau}, regret {regret} at most"),
     ],
 )
