@@ -167,7 +167,7 @@ def readme() -> str:
     )
 
 
-def progress(recipe: str) -> str:
+def heading(recipe: str) -> str:
     """Name a recipe of other kinds, and how much of it is measured, if not all."""
     planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
     measured = len(by_step(left_out(recipe)))
@@ -196,7 +196,7 @@ def kinds() -> list[str]:
     for _, recipe in other_kinds():
         cases = left_out(recipe)
         lines += [
-            progress(recipe),
+            heading(recipe),
             "",
             f"|step|{COLUMNS}",
             RULE,

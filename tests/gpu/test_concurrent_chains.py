@@ -312,7 +312,7 @@ def test_wrong_names_of_experiments_are_refused_first(words: Sequence[str], erro
 
 
 def test_rows_by_index_are_gathered_and_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call has tensors of its own; 3,200 rows of 128 in place of an H200's."""
+    """On a CPU, with the smallest of their sizes."""
     on_cpu = {name: partial(getattr(torch, name), device="cpu") for name in ("randn", "randint", "zeros", "empty")}
     for name, make in on_cpu.items():
         monkeypatch.setattr(torch, name, lambda *sizes, make=make, device: make(*sizes))
