@@ -24,7 +24,7 @@ KERNELS = {"aten": "ATen", "inductor": "Inductor"}
 
 def row(case: ResultCase) -> str:
     """One step: times of a call in us, and the speed-up over the fastest measured mode of torch.compile."""
-    fastest = min((name for name in case.baselines if name.startswith("torch_compile")), key=case.over)
+    fastest = case.fastest_compiled
     compiled = case.alongside_ns(fastest)
     cells = [f"`{case.trace}`", *(f"{time_ns / 1e3:,.0f}" for time_ns in (case.eager_ns, compiled, case.measured_ns))]
     kernels = "mixed" if case.kernels == "chosen" else KERNELS[case.frontend]

@@ -163,6 +163,11 @@ class ResultCase(Document, frozen=True, kw_only=True, omit_defaults=False):
         """Measured speed-up over a baseline, from times in turns."""
         return self.baselines[baseline] / self.beside_ns.get(baseline, self.measured_ns)
 
+    @property
+    def fastest_compiled(self) -> str:
+        """Name of the fastest measured mode of torch.compile."""
+        return min((name for name in self.baselines if name.startswith("torch_compile")), key=self.over)
+
     def alongside_ns(self, baseline: str) -> int:
         """Time of a baseline in the run of `measured_ns`; of a later run's, its ratio to the same step counts."""
         return round(self.measured_ns * self.over(baseline))

@@ -43,7 +43,7 @@ def aim(case: ResultCase) -> float:
 
 def fastest_ns(case: ResultCase) -> int:
     """Return the time of the fastest torch.compile baseline, in ns, as measured beside the row."""
-    return min(ns for name, ns in case.baselines.items() if name.startswith("torch_compile"))
+    return case.alongside_ns(case.fastest_compiled)
 
 
 def main() -> None:
