@@ -27,12 +27,12 @@ RESULTS = ROOT / "validate" / "results"
 CONVOLUTIONAL = "mostly convolutional networks, blind"
 IMAGES = {
     CONVOLUTIONAL: ("blind_convolutional",),
-    "the same, unseen": ("blind_again",),
-    "the same, unseen by an earlier model": ("blind", "unseen", "unseen_large"),
-    "the same, model chosen on them": ("fidelity",),
+    "such networks, unseen": ("blind_again",),
+    "such, unseen by an earlier model": ("blind", "unseen", "unseen_large"),
+    "such, model chosen on them": ("fidelity",),
 }
 SEARCHES = ("search_again", "search_inference", "search_training", "search_training_32", "search_training_large")
-SEARCHED = "the same, searched schedules"
+SEARCHED = "known convolutional networks, searched"
 #: Runs of known networks whose schedules were predicted before they ran, by row name.
 KNOWN = {"known networks, all policies": "fair", "near the best of known steps": "neighbours"}
 #: Published systems to compare the searched schedules with.
