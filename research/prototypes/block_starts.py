@@ -24,7 +24,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import msgspec
-import numpy as np
+from beyond_the_cache import cells
 from set_uncertainty import kind_of
 
 from gpusim.analysis import concurrent_chains
@@ -33,7 +33,6 @@ from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.formats.rules import read_rules
 from gpusim.plan.lower import lower
 from gpusim.plan.tasks import Plan, Task
-from gpusim.quantiles import quantile
 from gpusim.validation.again import replayed_schedules
 
 ENGINE = FastEngine()
@@ -60,18 +59,6 @@ def under(plan: Plan, hardware: HardwareModel, *rules: bool) -> Plan:
     """Return the plan with its kernels under a candidate."""
     tasks = [changed(task, hardware, *rules) if task.kind == "kernel" else task for task in plan.tasks]
     return replace(plan, tasks=tuple(tasks))
-
-
-def cells(errors: list[tuple[str, list[float]]]) -> str:
-    """Return a cell for each candidate."""
-    steps, values = np.array([step for step, _ in errors]), 100 * np.array([each for _, each in errors])
-    found = []
-    for column in values.T:
-        sizes = np.abs(column)
-        mean = np.mean([sizes[steps == step].mean() for step in np.unique(steps)])
-        p95 = quantile(sorted(sizes), 0.95)
-        found.append(f"{mean:.2f}: {np.median(sizes):.1f}, {p95:.1f}, {sizes.max():.1f}, {column.mean():+.1f}")
-    return " | ".join(found)
 
 
 def chains(file: Path) -> None:
