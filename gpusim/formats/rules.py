@@ -18,6 +18,7 @@ START_INTERFERENCE: Final = "start interference"
 SMALL_PRODUCTS: Final = "small products"
 CHANNELS_LAST: Final = "channels-last convolutions"
 ROWS_BY_INDEX: Final = "rows by index"
+SMALL_BLOCKS: Final = "many small blocks"
 LAUNCHES: Final = "launches into streams"
 #: Names of all experiments, in the order of the report; all but the last are names of rules.
 EXPERIMENTS: Final = (
@@ -25,6 +26,7 @@ EXPERIMENTS: Final = (
     "head of line",
     "room is taken at once",
     "priority",
+    "block starts",
     "shared memory carve-out",
     "gap in a chain",
     "gap beside others",
@@ -34,6 +36,7 @@ EXPERIMENTS: Final = (
     SMALL_PRODUCTS,
     CHANNELS_LAST,
     ROWS_BY_INDEX,
+    SMALL_BLOCKS,
     LAUNCHES,
 )
 

@@ -28,6 +28,7 @@ from gpusim.formats.rules import (
     EXPERIMENTS,
     LAUNCHES,
     ROWS_BY_INDEX,
+    SMALL_BLOCKS,
     SMALL_PRODUCTS,
     START_INTERFERENCE,
     Rules,
@@ -283,7 +284,7 @@ def experiments_ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_all_experiments_run_in_the_order_of_the_report(experiments_ran: list[str]) -> None:
     found = checked_rules.check_rules(H200, "c")
     assert tuple(experiments_ran) == EXPERIMENTS
-    assert [each.name for each in found.chains] == [SMALL_PRODUCTS, CHANNELS_LAST, ROWS_BY_INDEX]
+    assert [each.name for each in found.chains] == [SMALL_PRODUCTS, CHANNELS_LAST, ROWS_BY_INDEX, SMALL_BLOCKS]
 
 
 def test_only_the_experiments_that_were_asked_for_run(experiments_ran: list[str], tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Chains of equal calls on 1, 2, 4 and 8 streams, and chains of different calls side by side: small matrix products,
-channels-last convolutions, and gathers and additions of rows by index.
+channels-last convolutions, gathers and additions of rows by index, and kernels of many small blocks.
 
 Each chain has operands of its own, which stay in the L2 cache from replay to replay, but for the largest rows by index.
 Every run is a CUDA graph of its own, between two kernels that record the time. No rule of the engines was made from
@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.profiler import record_function
 
 from gpusim.formats.concurrent_chains import ChainedCall, ChainsBeside, ConcurrentChains
-from gpusim.formats.rules import CHANNELS_LAST, ROWS_BY_INDEX, SMALL_PRODUCTS
+from gpusim.formats.rules import CHANNELS_LAST, ROWS_BY_INDEX, SMALL_BLOCKS, SMALL_PRODUCTS
 from gpusim.formats.trace import Dtype, Kernel
 from gpusim.gpu.calibrate.stamps import Stamps, fork_and_join
 from gpusim.gpu.device import precision, require_gpu
@@ -36,6 +36,10 @@ CONVOLUTIONS: Final = ((64, 192, 3, 56), (96, 128, 3, 28), (192, 64, 1, 28), (16
 #: Indices, rows they point at, and width: of graph networks. A call has 2.1, 4.5 and 7.2 MB of its own: eight chains of
 #: the last have 57 MB, which an H200's L2 cache does not keep, all other runs of equal chains at most 36 MB.
 ROWS: Final = ((3200, 800, 128), (4800, 960, 192), (6000, 1000, 256))
+#: Elements of kernels of many small blocks: 3,200, 4,800 and 6,000 blocks if each has 256.
+ELEMENTS: Final = (819_200, 1_228_800, 1_536_000)
+#: Width of their rows.
+ROW_WIDTH: Final = 256
 
 Call = Callable[[], object]
 """A call on operands of its own."""
@@ -106,10 +110,37 @@ def rows_by_index() -> dict[str, Callable[[], Call]]:
     }
 
 
+def small_blocks() -> dict[str, Callable[[], Call]]:
+    """Return a function for each kernel of many small blocks that makes a call of it, in FP32.
+
+    Additions of one row to all, fills, and concatenations of two tensors; ReLU has larger ones.
+    """
+
+    def addition(elements: int) -> Call:
+        x = torch.zeros(elements // ROW_WIDTH, ROW_WIDTH, device="cuda")
+        return partial(x.add_, torch.randn(ROW_WIDTH, device="cuda"))
+
+    def fill(elements: int) -> Call:
+        return partial(torch.empty(elements, device="cuda").fill_, 1.0)
+
+    def concatenation(elements: int) -> Call:
+        halves = [torch.randn(elements // 2, device="cuda") for _ in range(2)]
+        return partial(torch.cat, halves, out=torch.empty(elements, device="cuda"))
+
+    def relu(elements: int) -> Call:
+        return partial(torch.relu_, torch.randn(elements, device="cuda"))
+
+    cases = [("row added", addition, elements) for elements in ELEMENTS]
+    cases += [("fill", fill, 2 * elements) for elements in ELEMENTS[:2]]
+    cases += [("concatenation", concatenation, ELEMENTS[0]), ("ReLU", relu, 2 * ELEMENTS[0])]
+    return {f"{name}, {elements} elements": partial(make, elements) for name, make, elements in cases}
+
+
 EXPERIMENTS: Final = (
     Experiment(SMALL_PRODUCTS, "tf32", products),
     Experiment(CHANNELS_LAST, "bf16", convolutions),
     Experiment(ROWS_BY_INDEX, "tf32", rows_by_index),
+    Experiment(SMALL_BLOCKS, "tf32", small_blocks),
 )
 
 

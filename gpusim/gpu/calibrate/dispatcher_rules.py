@@ -172,6 +172,50 @@ def priorities(bench: Bench, limits: Limits) -> Rule:
     )
 
 
+#: Threads per block, and blocks per SM, of kernels that fit on the GPU at once.
+STARTED: Final = ((32, 16), (64, 16), (128, 8), (128, 16), (256, 8), (1024, 2))
+#: Delays of the kernel beside them, in us: it is ready while their blocks start.
+BESIDE_US: Final = (0.3, 0.5, 0.7)
+#: Blocks of kernels whose blocks end at once.
+ENDING_BLOCKS: Final = 30_000
+#: Two ticks of an H200's clock, by which two starts may seem to be in the wrong order.
+TICKS_NS: Final = 64
+
+
+def block_starts(bench: Bench, limits: Limits) -> Rule:
+    """Measure the rate at which blocks start, and start a second kernel while those of a first one do.
+
+    The blocks of the first kernel fit on the GPU at once and end long after the second has started, or end at once.
+    """
+    numbers: dict[str, float] = {}
+    margins_ns: list[int] = []
+    for threads, per_sm in STARTED:
+        blocks, times_ns = per_sm * bench.sms, []
+        for delay_us in BESIDE_US:
+            first, second = bench.place([Hold(blocks, threads, 40), Hold(1, 32, 10, delay_us=delay_us)])
+            times_ns.append(max(first.start_ns) - min(first.start_ns))
+            if second.start_ns[0] > min(first.start_ns):
+                margins_ns.append(second.start_ns[0] - max(first.start_ns))
+        numbers[f"{blocks} blocks of {threads} threads, ns a block"] = statistics.median(times_ns) / (blocks - 1)
+    for threads in (32, 128, 256):
+        (ending,) = bench.place([Hold(ENDING_BLOCKS, threads, 0)])
+        time_ns = max(ending.start_ns) - min(ending.start_ns)
+        numbers[f"{ENDING_BLOCKS} blocks of {threads} threads that end at once, ns a block"] = time_ns / ENDING_BLOCKS
+    early = sum(margin_ns < -TICKS_NS for margin_ns in margins_ns)
+    numbers |= {"second kernels": len(margins_ns), "early ones": early}
+    if margins_ns:
+        numbers |= {"least margin": min(margins_ns), "median margin": statistics.median(margins_ns)}
+    a_block_ns = [value for name, value in numbers.items() if name.endswith("ns a block")]
+    return Rule(
+        name="block starts",
+        rule="the GPU starts blocks one after another, and those of a second kernel once it has started all of the first",
+        holds=bool(margins_ns) and not early,
+        found=f"{min(a_block_ns):.2f} to {max(a_block_ns):.2f} ns a block; {early} of {len(margins_ns)} second kernels "
+        "started before the last block of the first",
+        numbers=numbers,
+    )
+
+
 # --- Shared memory ---
 
 #: Threads and KiB of shared memory per block.
@@ -349,6 +393,7 @@ JUDGES: Final[Mapping[str, Callable[[Bench, Limits], Rule]]] = {
     "head of line": head_of_line,
     "room is taken at once": draining,
     "priority": priorities,
+    "block starts": block_starts,
     "shared memory carve-out": carveouts,
     "gap in a chain": gaps,
 }
