@@ -136,17 +136,17 @@ class _TaskMaker:
             except LimitError as cause:
                 where = f"$.ops[{index}]" if variant is None else f"$.ops[{index}].variants[{variant}]"
                 raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
-            idle_ns = 0.0
+            dispatch_ns = 0.0
             if working < blocks:
                 shape = (blocks, fit.resident, hardware.limits.sms)
-                idle_ns = min(dur_ns, self.scale * idle_blocks.time_ns(hardware.contention, *shape))
+                dispatch_ns = min(dur_ns, self.scale * idle_blocks.time_ns(hardware.contention, *shape))
             tasks.append(
                 Task(
                     name=kernel.name,
                     kind=kernel.kind,
                     dur_ns=dur_ns,
                     extra_ns=fit.extra_ns,
-                    idle_ns=idle_ns,
+                    dispatch_ns=dispatch_ns,
                     demand=fit.demand,
                     dram_bytes=dram_bytes,
                     copy_bytes=kernel.bytes,

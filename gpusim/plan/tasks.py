@@ -39,8 +39,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Part of `dur_ns` lost to L2 cache misses of the schedule (`gpusim.plan.cache_misses`)."""
     extra_ns: float = 0.0
     """Fixed delay before it, beyond the usual gap (memory operations in graphs)."""
-    idle_ns: float = 0.0
-    """Time that its idle blocks take, before the next kernel may start (`gpusim.rules.idle_blocks`)."""
+    dispatch_ns: float = 0.0
+    """Time in which the front end starts its blocks, and no other kernel (`gpusim.rules.idle_blocks`)."""
     demand: Demand = NO_DEMAND
     dram_bytes: float = 0.0
     copy_bytes: int = 0
@@ -115,7 +115,7 @@ def check_plan(plan: Plan) -> None:
     preds: list[list[int]] = []
     last: dict[tuple[int, int], int] = {}
     for index, task in enumerate(plan.tasks):
-        for time_ns in (task.dur_ns, task.extra_ns, task.idle_ns, task.host_ns):
+        for time_ns in (task.dur_ns, task.extra_ns, task.dispatch_ns, task.host_ns):
             if not 0 <= time_ns <= MAX_TIME_NS:
                 problem = f"has a duration of {time_ns} ns; at most {MAX_TIME_NS} ns (104 days) can be simulated"
                 raise PlanError(f"task {index} '{task.name[:60]}' {problem}")

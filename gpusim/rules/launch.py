@@ -44,13 +44,13 @@ def ready_delay_ns(graph: GraphCosts, gap_ns: float, lost_ns: float, place: int,
     return gap_ns + lost_ns + graph.fork_ns * fork_turn(place, successors)
 
 
-def start_interval_ns(graph: GraphCosts, in_graph: bool, idle_ns: float) -> float:
+def start_interval_ns(graph: GraphCosts, in_graph: bool, dispatch_ns: float) -> float:
     """Return the minimum time from the start of a kernel to the next start of the front end, in ns.
 
-    `idle_ns` is the time of the kernel's idle blocks (`gpusim.rules.idle_blocks`). Without a graph the host is slower
-    than the front end.
+    `dispatch_ns` is the time in which the front end starts the kernel's blocks. Without a graph the host is slower than
+    the front end.
     """
-    return max(graph.front_end_ns if in_graph else 0.0, idle_ns)
+    return max(graph.front_end_ns if in_graph else 0.0, dispatch_ns)
 
 
 def extra_ns(graph: GraphCosts, memory_node: bool) -> float:

@@ -141,7 +141,7 @@ def test_front_end_starts_kernels_at_a_finite_rate() -> None:
 
 def test_front_end_starts_no_kernel_before_the_idle_blocks_of_the_last_have_ended() -> None:
     hardware = make_hardware(front_end_ns=250)
-    few, many = task(1000, part=0.1, queue=0, idle_ns=100), task(1000, part=0.1, queue=1, idle_ns=600)
+    few, many = task(1000, part=0.1, queue=0, dispatch_ns=100), task(1000, part=0.1, queue=1, dispatch_ns=600)
     assert run(plan(few, many, task(1000, part=0.1, queue=2)), hardware).start_ns == (0, 250, 850)
     assert run(plan(many, few), hardware).start_ns == (0, 600)
     after = task(10, part=0.1, queue=1)

@@ -88,7 +88,7 @@ def random_plan(seed: int, tasks: int, mode: LaunchMode, alone: bool = False) ->
                 deps=tuple(deps),
                 dur_ns=pick(times_ns),
                 extra_ns=pick((0.0, 0.0, 50.0)),
-                idle_ns=pick((0.0, 0.0, 0.0, 290.9)),
+                dispatch_ns=pick((0.0, 0.0, 0.0, 290.9)),
                 demand=Demand(*(pick(parts) for _ in fields(Demand))) if kind == "kernel" else NO_DEMAND,
                 dram_bytes=pick((0.0, 1e3, 1e6)),
                 copy_bytes=pick((0, 0, 100, 5000, 100_000)),

@@ -212,8 +212,8 @@ def simulate(
                 node.several_ns = device.several_ns
                 log[uint32(logged)] = index
                 logged += 1
-                idle_ns = tasks[uint32(node.row)].idle_ns
-                device.front_end_free = now + start_interval_ns(hw.graph, stream_launches is None, idle_ns)
+                dispatch_ns = tasks[uint32(node.row)].dispatch_ns
+                device.front_end_free = now + start_interval_ns(hw.graph, stream_launches is None, dispatch_ns)
                 longer_ns = 0.0
                 if more is not None:
                     longer_ns = copies.wait_ns(hw, tasks[node.row], more.engines, number)

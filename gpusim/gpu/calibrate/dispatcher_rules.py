@@ -208,7 +208,7 @@ def block_starts(bench: Bench, limits: Limits) -> Rule:
     a_block_ns = [value for name, value in numbers.items() if name.endswith("ns a block")]
     return Rule(
         name="block starts",
-        rule="the GPU starts blocks one after another, and those of a second kernel once it has started all of the first",
+        rule="the GPU starts blocks in sequence, and those of a second kernel once it has started all of the first",
         holds=bool(margins_ns) and not early,
         found=f"{min(a_block_ns):.2f} to {max(a_block_ns):.2f} ns a block; {early} of {len(margins_ns)} second kernels "
         "started before the last block of the first",
