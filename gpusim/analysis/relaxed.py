@@ -23,7 +23,7 @@ LIMITS: Final = (DEPENDENCIES, GAPS, FRONT_END, SMS, CONTENTION, DRAM, STREAMS)
 """Limits in the order in which they are switched on."""
 
 #: Limits of launch costs that do not belong to `GAPS`, as a new one does.
-_OTHER_COSTS: Final = {"front_end_ns": FRONT_END, "product_frac": CONTENTION}
+_OTHER_COSTS: Final = {"front_end_ns": FRONT_END, "turnover_ns": FRONT_END, "product_frac": CONTENTION}
 #: Limit of each number of the launch costs and of contention, which has no effect while the limit is off.
 SWITCHES: Final[dict[str, str]] = {
     **{f"graph.{name}": _OTHER_COSTS.get(name, GAPS) for name in measure_of(GraphCosts)},

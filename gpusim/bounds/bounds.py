@@ -83,7 +83,9 @@ def front_end_ns(tasks: Iterable[Iterable[Task]], costs: GraphCosts) -> float:
 
     The longest interval may be the one after the last.
     """
-    intervals_ns = [start_interval_ns(costs, True, task.dispatch_ns) for task in chain.from_iterable(tasks)]
+    intervals_ns = [
+        start_interval_ns(costs, True, task.dispatch_ns, task.dur_ns) for task in chain.from_iterable(tasks)
+    ]
     return sum(intervals_ns) - max(intervals_ns, default=0.0)
 
 

@@ -269,7 +269,8 @@ class _Device:
         self._count_several(1)
         self.several_before[index] = self.several_ns
         in_graph = self.simulation.plan.mode == "graph"
-        self.front_end_free = self.env.now + launch.start_interval_ns(self.hardware.graph, in_graph, task.dispatch_ns)
+        costs = self.hardware.graph
+        self.front_end_free = self.env.now + launch.start_interval_ns(costs, in_graph, task.dispatch_ns, task.dur_ns)
         self._update()
         if self.waiting:
             self._serve(self.front_end_free)

@@ -160,6 +160,8 @@ class GraphCosts(Document, frozen=True, kw_only=True):
     """Extra delay of every dependent node in a graph with branches, that is, of several streams."""
     front_end_ns: TimeNs
     """Minimum interval between kernel starts."""
+    turnover_ns: TimeNs = 0.0
+    """Time that each block of a kernel of more than one wave holds up the next kernel start."""
     memory_node_ns: TimeNs
     """Extra delay at a memset or memcpy node."""
 

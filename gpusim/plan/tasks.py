@@ -40,7 +40,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extra_ns: float = 0.0
     """Fixed delay before it, beyond the usual gap (memory operations in graphs)."""
     dispatch_ns: float = 0.0
-    """Time in which the front end starts its blocks, and no other kernel (`gpusim.rules.idle_blocks`)."""
+    """Time in which the front end starts its blocks, and no other kernel (`gpusim.rules.block_turnover`)."""
     demand: Demand = NO_DEMAND
     dram_bytes: float = 0.0
     copy_bytes: int = 0

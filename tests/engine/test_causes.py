@@ -48,7 +48,8 @@ def assert_adds_up(timeline: Timeline, hardware: HardwareModel) -> None:
         if held == "":
             assert (by, start_ns) == (-1, ready_ns)
         elif held == "front end":
-            interval_ns = launch.start_interval_ns(hardware.graph, plan.mode == "graph", plan.tasks[by].dispatch_ns)
+            starter, in_graph = plan.tasks[by], plan.mode == "graph"
+            interval_ns = launch.start_interval_ns(hardware.graph, in_graph, starter.dispatch_ns, starter.dur_ns)
             assert start_ns == pytest.approx(timeline.start_ns[by] + interval_ns, abs=ROUNDING_NS)
         else:
             assert start_ns == pytest.approx(timeline.end_ns[by], abs=ROUNDING_NS)

@@ -146,6 +146,8 @@ def test_front_end_starts_no_kernel_before_the_idle_blocks_of_the_last_have_ende
     assert run(plan(many, few), hardware).start_ns == (0, 600)
     after = task(10, part=0.1, queue=1)
     assert spans(run(plan(many, after), hardware)) == [(0, 1000), (1000, 1010)], "as alone, in a chain"
+    faster = task(400, part=0.1, queue=0, dispatch_ns=600)
+    assert run(plan(faster, few), hardware).start_ns == (0, 400), "no longer than the kernel takes"
 
 
 @pytest.mark.parametrize(("front_end_ns", "dur_ns"), [(233.61615821644043, 84.2817051774099), (250.0, 84.3)])

@@ -187,6 +187,6 @@ def test_costs_of_graphs_that_are_not_measured_are_those_of_the_base(monkeypatch
         monkeypatch.setattr(calibration.bench, name, lambda *_, **__: 1000.0)
     costs, notes = calibration.graph_costs(H200.graph)
     kept = [name.removeprefix("graph.") for name in calibration.KEPT if name.startswith("graph.")]
-    assert kept == ["join_ns", "product_frac"]
+    assert kept == ["join_ns", "product_frac", "turnover_ns"]
     assert all(getattr(costs, name) == getattr(H200.graph, name) > 0 for name in kept)
     assert {*notes, *kept} == {field.name for field in msgspec.structs.fields(costs)}

@@ -36,6 +36,7 @@ from gpusim.rules import (
     copies,
     dispatch,
     dram,
+    block_turnover,
     idle_blocks,
     launch,
     lost_time,
@@ -129,6 +130,7 @@ EVERYTHING = {
     "product_frac": 0.1,
     "branch_ns": 20.0,
     "front_end_ns": 200.0,
+    "turnover_ns": 0.5,
     "memory_node_ns": 650.0,
 }
 
@@ -179,7 +181,7 @@ GEMM = st.integers(0, 1)
 RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], ...]]] = [
     (launch.gap_ns, "graph", (st.booleans(), FEW, TIMES)),
     (launch.ready_delay_ns, "graph", (TIMES, TIMES, COUNTS, COUNTS)),
-    (launch.start_interval_ns, "graph", (st.booleans(), TIMES)),
+    (launch.start_interval_ns, "graph", (st.booleans(), TIMES, TIMES)),
     (start_interference.lost_ns, "graph", (COUNTS,)),
     (products.lost_ns, "graph", (TIMES, TIMES, st.floats(1.0, 1e9))),
     (queues.host_launch_ns, "stream", (TIMES, FEW)),
@@ -276,6 +278,8 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     one_wave_and_a_quarter = idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132 * 4 + 132, 4, 132)
     assert np.isclose(one_wave_and_a_quarter, idle_blocks.IDLE_BLOCK_NS * 4**0.5 * (1 + 0.25**0.5))
     assert idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132, 1, 132) == idle_blocks.IDLE_BLOCK_NS
+    turnover = [block_turnover.time_ns(graph, blocks, 16, 132) for blocks in (2112, 2113, 4224)]
+    assert turnover == [0, 2113 * 0.5, 2112]  # 2,112 blocks fit at once
     assert dispatch.room(1024, 1000, 2048, 3, 512, 0, 0) == 2  # neither registers nor shared memory asked for
     assert dispatch.room(1024, 1000, 2048, 3, 256, 400, 2000) == 1
 

@@ -213,6 +213,7 @@ def make_hardware(
     product_frac: float = 0.0,
     branch_ns: float = 0.0,
     front_end_ns: float = 0.0,
+    turnover_ns: float = 0.0,
     memory_node_ns: float = 0.0,
     slowdown: float = 0.0,
     sharing: float = 0.0,
@@ -268,6 +269,7 @@ def make_hardware(
             product_frac=product_frac,
             branch_ns=branch_ns,
             front_end_ns=front_end_ns,
+            turnover_ns=turnover_ns,
             memory_node_ns=memory_node_ns,
         ),
         stream=replace(
@@ -470,6 +472,7 @@ def hardware_models(draw: st.DrawFn) -> HardwareModel:
         product_frac=draw(st.sampled_from((0.0, 0.2))),
         branch_ns=draw(st.sampled_from((0.0, 45.0))),
         front_end_ns=draw(st.sampled_from((0.0, 250.0, 333.3))),
+        turnover_ns=draw(st.sampled_from((0.0, 0.9))),
         memory_node_ns=draw(st.sampled_from((0.0, 700.0))),
         slowdown=draw(st.sampled_from((0.0, 0.8))),
         matrix=draw(st.sampled_from((0.0, 0.2, 0.9))),

@@ -113,7 +113,7 @@ class _Scheduler:
     def _start(self, number: int) -> None:
         lane = self.lanes[number]
         task = self.graph.tasks[lane.op][lane.kernel]
-        self.front_end_free = self.now + start_interval_ns(self.costs, True, task.dispatch_ns)
+        self.front_end_free = self.now + start_interval_ns(self.costs, True, task.dispatch_ns, task.dur_ns)
         self.pool.start(lane.op, task)
         self.pool.update()
         lane.start_at = -1.0

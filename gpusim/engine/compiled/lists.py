@@ -283,7 +283,7 @@ def schedule_one(
             # `_start`
             lane = lanes[starting]
             task = tasks[ops[lane.op].first_row + lane.kernel]
-            front_end_free = now + start_interval_ns(hw.graph, True, task.dispatch_ns)
+            front_end_free = now + start_interval_ns(hw.graph, True, task.dispatch_ns, task.dur_ns)
             pool.start(hw, running, n_running, lane.op, task, 0.0)
             n_running += 1
             n_starts += 1

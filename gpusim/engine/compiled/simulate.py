@@ -212,8 +212,8 @@ def simulate(
                 node.several_ns = device.several_ns
                 log[uint32(logged)] = index
                 logged += 1
-                dispatch_ns = tasks[uint32(node.row)].dispatch_ns
-                device.front_end_free = now + start_interval_ns(hw.graph, stream_launches is None, dispatch_ns)
+                task, in_graph = tasks[uint32(node.row)], stream_launches is None
+                device.front_end_free = now + start_interval_ns(hw.graph, in_graph, task.dispatch_ns, task.dur_ns)
                 longer_ns = 0.0
                 if more is not None:
                     longer_ns = copies.wait_ns(hw, tasks[node.row], more.engines, number)

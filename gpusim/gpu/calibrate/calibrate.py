@@ -36,6 +36,7 @@ KEPT = (
     "contention.cross_load",
     "graph.join_ns",
     "graph.product_frac",
+    "graph.turnover_ns",
     "copies.copy_slowdown",
     "memory.miss_ns",
 )
@@ -172,6 +173,7 @@ def graph_costs(base: GraphCosts) -> tuple[GraphCosts, dict[str, str]]:
         busy_ns=lost.limit_ns(half),
         busy_starts=half,
         product_frac=base.product_frac,
+        turnover_ns=base.turnover_ns,
         front_end_ns=front_end_ns,
         memory_node_ns=memory_node_ns,
     )
