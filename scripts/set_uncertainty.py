@@ -50,6 +50,8 @@ VISION_TRANSFORMERS = (
     "twins_svt_small",
     "pit_s_224",
     "davit_tiny",
+    "tnt_s_patch16_224",
+    "xcit_tiny_12_p16_224",
 )
 COVERED = 0.9
 #: Decimals of the numbers written.
