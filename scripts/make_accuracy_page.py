@@ -164,7 +164,7 @@ def readme() -> str:
             "Networks that a constant was fitted on are left out. Of known ones, all policies, that is "
             f"{fitted.schedules} schedules,",
             f"{100 * fitted.largest:.1f} % off at most.",
-            "Each set was blind to the rules of its day; the first and the last are to those of today, too.",
+            "Each set was blind to the rules of its day.",
         ]
     )
 
