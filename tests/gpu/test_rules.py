@@ -41,6 +41,8 @@ class Dispatcher:
     in_line: bool = True
     by_priority: bool = True
     with_carveouts: bool = True
+    block_ns: float = 0.0
+    """Time between the starts of a kernel's blocks, for which no other kernel waits."""
     gap_ns: Callable[[int, int], int] = lambda width, blocks: 800
 
     def place(self, holds: Sequence[Hold]) -> list[Blocks]:
@@ -68,7 +70,7 @@ class Dispatcher:
                         break
                     lot = ((number * 2654435761) & 0xFFFFFFFF) >> 16
                     end = now + 100 + round(1000 * hold.hold_us) + round(lot * hold.vary_us * 1000 / 65536)
-                    rows[kernel].append((sm, now + 100, end))
+                    rows[kernel].append((sm, now + 100 + round(number * self.block_ns), end))
                     heapq.heappush(ends, (end, kernel, sm))
                     self._put(sm, needs[kernel], 1)
                     left[kernel] -= 1
@@ -116,6 +118,7 @@ def test_gpu_that_follows_the_rules_is_said_to() -> None:
         "head of line": True,
         "room is taken at once": True,
         "priority": True,
+        "block starts": True,
         "shared memory carve-out": True,
         "gap in a chain": True,
         "gap beside others": None,
@@ -134,6 +137,7 @@ def test_gpu_that_follows_the_rules_is_said_to() -> None:
     ("gpu", "experiment", "text"),
     [
         (Dispatcher(best_room=False), experiments.most_room, "of 18 second kernels"),
+        (Dispatcher(block_ns=0.8), experiments.block_starts, "9 of 9 second kernels started before the last block"),
         (Dispatcher(in_line=False), experiments.head_of_line, "75 of 75 blocks started before the last block"),
         (Dispatcher(by_priority=False), experiments.priorities, "of 132 blocks 0 overtook with higher priority"),
         (Dispatcher(with_carveouts=False), experiments.carveouts, "not: "),

@@ -118,10 +118,7 @@ def held_frac(steps: Iterable[list[bool]]) -> float:
 
 
 def test_intervals_of_other_kinds_hold_nine_of_ten_measured_times_and_three_of_four_of_each_kind() -> None:
-    """They were set on all but the last of these sets: it says when a rule has made them too wide or narrow.
-
-    Without a training of a U-Net and one of a graph network, both predicted too fast, they hold three of four of each.
-    """
+    """They were set on these sets: it says when a rule has made them too wide or narrow."""
     within = of_other_kinds()
     of_all = [of_step for steps in within.values() for of_step in steps.values()]
     assert 0.85 <= held_frac(of_all) <= 0.95
@@ -129,19 +126,8 @@ def test_intervals_of_other_kinds_hold_nine_of_ten_measured_times_and_three_of_f
     said = f"{held_frac(of_all):.0%} of the {sum(map(len, of_all))} schedules lie within, {unets:.0%} of U-Nets', "
     said += f"{graphs:.0%} of graph networks'"
     assert said.replace("%", " %") in " ".join(prose(ROOT / "docs" / "accuracy.md").split())
-    for kind, step in (("unet", "unet_medium-train-b3"), ("graphs", "graphs_large-train-b2")):
-        assert held_frac([within[kind].pop(step)]) < 0.75
     kinds = {kind: held_frac(steps.values()) for kind, steps in within.items()}
     assert min(kinds.values()) >= 0.75, kinds
-
-
-@pytest.mark.parametrize("recipe", ["blind_convolutional", "blind_products"])
-def test_set_that_the_pages_call_blind_to_todays_rules_is_predicted_as_then(recipe: str) -> None:
-    """The first change of a rule that moves these predictions must take the words out of both pages."""
-    again = _again(newest_results(RESULTS, recipe))
-    assert [case.predicted_ns for case in again.now.cases] == [case.predicted_ns for case in again.then.cases]
-    assert "the first and the last are to those of today, too" in " ".join(prose(ROOT / "README.md").split())
-    assert "is blind to today's rules. So is the first row" in " ".join(prose(ROOT / "docs" / "accuracy.md").split())
 
 
 # --- A small file made here, so that the test above has something to say before anything has been measured ---

@@ -185,7 +185,8 @@ TICKS_NS: Final = 64
 def block_starts(bench: Bench, limits: Limits) -> Rule:
     """Measure the rate at which blocks start, and start a second kernel while those of a first one do.
 
-    The blocks of the first kernel fit on the GPU at once and end long after the second has started, or end at once.
+    The blocks of the first kernel fit on the GPU at once and end long after the second has started, or end at once. It
+    counts only where they leave room for the second.
     """
     numbers: dict[str, float] = {}
     margins_ns: list[int] = []
@@ -194,7 +195,7 @@ def block_starts(bench: Bench, limits: Limits) -> Rule:
         for delay_us in BESIDE_US:
             first, second = bench.place([Hold(blocks, threads, 40), Hold(1, 32, 10, delay_us=delay_us)])
             times_ns.append(max(first.start_ns) - min(first.start_ns))
-            if second.start_ns[0] > min(first.start_ns):
+            if threads * per_sm < limits.threads_per_sm and second.start_ns[0] > min(first.start_ns):
                 margins_ns.append(second.start_ns[0] - max(first.start_ns))
         numbers[f"{blocks} blocks of {threads} threads, ns a block"] = statistics.median(times_ns) / (blocks - 1)
     for threads in (32, 128, 256):
