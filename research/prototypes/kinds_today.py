@@ -20,7 +20,7 @@ from gpusim.search.budget import SEARCH
 from gpusim.validation.again import predict_again
 from gpusim.validation.statistics import NOISE_FRAC, by_step, counted_replays, fidelity
 
-SETS = ("kinds", "blind_kinds", "blind_intervals", "blind_last", "blind_next", "blind_products")
+SETS = ("kinds", "blind_kinds", "blind_intervals", "blind_last", "blind_next", "blind_products", "blind_turnover")
 
 
 def near_best(cases: Sequence[ResultCase]) -> str:

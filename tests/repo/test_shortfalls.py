@@ -97,6 +97,7 @@ def test_ablations_are_those_of_the_rows(step: str) -> None:
     [
         ("blind_last", "{schedules} schedules, {errors} (aims 1.5, 4, 7), {covered} within"),
         ("blind_next", "{schedules} schedules, {errors}, {covered} within; tau {tau}, regret {regret} at most"),
+        ("blind_turnover", "{schedules} schedules, {errors}, {covered} within; tau {tau}, regret {regret} at most"),
         ("blind_products", "{schedules} schedules, {errors}, {covered} within; tau {tau}, regret {regret} at most"),
         (
             "blind_convolutional",
