@@ -19,7 +19,6 @@ from gpusim.formats.rules import SMALL_PRODUCTS, Rule
 from gpusim.formats.trace import Kernel
 from gpusim.plan.kernels import Fits
 from gpusim.plan.tasks import Plan, Task
-from gpusim.rules import block_turnover
 
 #: Largest error of a prediction that agrees with its measurement.
 TOLERANCE = 0.05
@@ -146,7 +145,6 @@ def task_of(fits: Fits, kernel: Kernel, product: bool = False) -> Task:
         demand=fit.demand,
         blocks=fit.blocks,
         blocks_per_sm=fit.resident,
-        dispatch_ns=block_turnover.time_ns(fits.hardware.graph, fit.blocks, fit.resident, fits.hardware.limits.sms),
         footprint=fit.footprint,
         matrix=fit.matrix,
         product=fit.matrix and product,

@@ -46,7 +46,7 @@ def relaxed(graph: OpGraph, limits_on: Iterable[str]) -> OpGraph:
         changes.append(lambda task: msgspec.structs.replace(task, extra_ns=0.0))
     if FRONT_END not in limits_on:
         hardware = _without_costs(hardware, FRONT_END)
-        changes.append(lambda task: msgspec.structs.replace(task, dispatch_ns=0.0))
+        changes.append(lambda task: msgspec.structs.replace(task, idle_ns=0.0))
     if SMS not in limits_on:
         kernels = max(1, sum(len(tasks) for tasks in graph.tasks))
         limits = msgspec.structs.replace(hardware.limits, resident_grids=kernels)

@@ -8,12 +8,12 @@ from itertools import chain
 
 from gpusim.bounds.energetic import Kernels, area_ns, contention_ns
 from gpusim.bounds.names import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END
-from gpusim.formats.hardware import GraphCosts
+from gpusim.formats.hardware import HardwareModel
 from gpusim.notebook import html_table, short_repr
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import Task
+from gpusim.plan.tasks import Task, start_interval_ns
 from gpusim.rules.dram import time_ns
-from gpusim.rules.launch import least_gap_ns, start_interval_ns
+from gpusim.rules.launch import least_gap_ns
 from gpusim.units import format_ns
 
 
@@ -73,19 +73,17 @@ def bounds(graph: OpGraph) -> Bounds:
         critical_path_ns=int(critical_path_ns(graph)),
         area_ns=int(area_ns(kernels)),
         bandwidth_ns=int(time_ns(hardware.memory, float(kernels.traffic_bytes.sum()))),
-        front_end_ns=int(front_end_ns(graph.tasks, hardware.graph)),
+        front_end_ns=int(front_end_ns(graph.tasks, hardware)),
         contention_ns=int(contention_ns(kernels)),
     )
 
 
-def front_end_ns(tasks: Iterable[Iterable[Task]], costs: GraphCosts) -> float:
+def front_end_ns(tasks: Iterable[Iterable[Task]], hardware: HardwareModel) -> float:
     """Return the least time from the first kernel start of the front end to the last, of the tasks of each op, in ns.
 
     The longest interval may be the one after the last.
     """
-    intervals_ns = [
-        start_interval_ns(costs, True, task.dispatch_ns, task.dur_ns) for task in chain.from_iterable(tasks)
-    ]
+    intervals_ns = [start_interval_ns(task, hardware, in_graph=True) for task in chain.from_iterable(tasks)]
     return sum(intervals_ns) - max(intervals_ns, default=0.0)
 
 

@@ -26,7 +26,7 @@ from gpusim.engine.placement import SmPlacement
 from gpusim.engine.pool import SmPool
 from gpusim.errors import PlanError
 from gpusim.formats.hardware import HardwareModel
-from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task, check_plan
+from gpusim.plan.tasks import MAX_TIME_NS, Plan, Task, check_plan, start_interval_ns
 from gpusim.rules import copies, launch, lost_time, products, queues, start_interference
 
 #: Priority after all arrivals at the same time.
@@ -269,8 +269,7 @@ class _Device:
         self._count_several(1)
         self.several_before[index] = self.several_ns
         in_graph = self.simulation.plan.mode == "graph"
-        costs = self.hardware.graph
-        self.front_end_free = self.env.now + launch.start_interval_ns(costs, in_graph, task.dispatch_ns, task.dur_ns)
+        self.front_end_free = self.env.now + start_interval_ns(task, self.hardware, in_graph)
         self._update()
         if self.waiting:
             self._serve(self.front_end_free)

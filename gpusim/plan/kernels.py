@@ -15,7 +15,7 @@ from gpusim.formats.trace import Dtype, Kernel, Op, Trace
 from gpusim.plan.tasks import Task
 from gpusim.plan.traffic import Arithmetic, arithmetic
 from gpusim.plan.working_blocks import working_blocks
-from gpusim.rules import block_turnover, idle_blocks, other_gpus
+from gpusim.rules import idle_blocks, other_gpus
 from gpusim.rules.copies import on_copy_engine
 from gpusim.rules.l2_cache import missed_bytes
 from gpusim.rules.launch import extra_ns
@@ -136,17 +136,17 @@ class _TaskMaker:
             except LimitError as cause:
                 where = f"$.ops[{index}]" if variant is None else f"$.ops[{index}].variants[{variant}]"
                 raise LimitError(f"{where}.kernels[{number}]: {cause} on '{hardware.name}'") from cause
-            dispatch_ns = block_turnover.time_ns(hardware.graph, fit.blocks, fit.resident, hardware.limits.sms)
+            idle_ns = 0.0
             if working < blocks:
                 shape = (blocks, fit.resident, hardware.limits.sms)
-                dispatch_ns = max(dispatch_ns, self.scale * idle_blocks.time_ns(hardware.contention, *shape))
+                idle_ns = self.scale * idle_blocks.time_ns(hardware.contention, *shape)
             tasks.append(
                 Task(
                     name=kernel.name,
                     kind=kernel.kind,
                     dur_ns=dur_ns,
                     extra_ns=fit.extra_ns,
-                    dispatch_ns=min(dispatch_ns, dur_ns),
+                    idle_ns=min(idle_ns, dur_ns),
                     demand=fit.demand,
                     dram_bytes=dram_bytes,
                     copy_bytes=kernel.bytes,

@@ -9,7 +9,9 @@ from typing import Literal
 import msgspec
 
 from gpusim.errors import PlanError
+from gpusim.formats.hardware import HardwareModel
 from gpusim.notebook import short_fields, short_repr
+from gpusim.rules import block_turnover, launch
 from gpusim.rules.occupancy import NO_DEMAND, NO_FOOTPRINT, Demand, Footprint
 from gpusim.units import counted
 
@@ -39,8 +41,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Part of `dur_ns` lost to L2 cache misses of the schedule (`gpusim.plan.cache_misses`)."""
     extra_ns: float = 0.0
     """Fixed delay before it, beyond the usual gap (memory operations in graphs)."""
-    dispatch_ns: float = 0.0
-    """Time in which the front end starts its blocks, and no other kernel (`gpusim.rules.block_turnover`)."""
+    idle_ns: float = 0.0
+    """Time that its idle blocks take, before the next kernel may start (`gpusim.rules.idle_blocks`)."""
     demand: Demand = NO_DEMAND
     dram_bytes: float = 0.0
     copy_bytes: int = 0
@@ -106,6 +108,14 @@ class Plan:
         return len(dict.fromkeys(self.queues())) > 1
 
 
+def start_interval_ns(task: Task, hardware: HardwareModel, in_graph: bool) -> float:
+    """Return the minimum time from the start of a task to the next start of the front end, in ns."""
+    sms = hardware.limits.sms
+    blocks_ns = block_turnover.time_ns(hardware.graph, task.blocks, task.blocks_per_sm, sms, task.partition_sms)
+    alone_ns = task.dur_ns - task.missed_ns
+    return launch.start_interval_ns(hardware.graph, in_graph, alone_ns, max(task.idle_ns, blocks_ns))
+
+
 def check_plan(plan: Plan) -> None:
     """Raise `PlanError` for a dangling reference, a NaN, negative or too long time, or a cycle.
 
@@ -115,7 +125,7 @@ def check_plan(plan: Plan) -> None:
     preds: list[list[int]] = []
     last: dict[tuple[int, int], int] = {}
     for index, task in enumerate(plan.tasks):
-        for time_ns in (task.dur_ns, task.extra_ns, task.dispatch_ns, task.host_ns):
+        for time_ns in (task.dur_ns, task.extra_ns, task.idle_ns, task.host_ns):
             if not 0 <= time_ns <= MAX_TIME_NS:
                 problem = f"has a duration of {time_ns} ns; at most {MAX_TIME_NS} ns (104 days) can be simulated"
                 raise PlanError(f"task {index} '{task.name[:60]}' {problem}")

@@ -1,15 +1,15 @@
 """Block turnover: a GPU ends blocks and starts the next ones of their kernel at a limited rate.
 
-A kernel of more blocks than the GPU holds at once starts its last one after
+A kernel of more blocks than the GPU holds at once holds up the next kernel start for
 
     turnover_ns x blocks
 
-or at its end, if that comes first (`gpusim.rules.launch`). Until then the front end starts no other kernel, as blocks of kernels start in
-sequence (`gpusim.rules.dispatch`, rule 1). The blocks of a smaller kernel start within 0.3 us, at once for the engines.
+or until it ends, if that comes first (`gpusim.rules.launch`): blocks of kernels start in sequence
+(`gpusim.rules.dispatch`, rule 1), and until then some of its own wait. The blocks of a smaller kernel all start at
+once. In a partition of SMs nothing is held up, as that was not measured.
 
-Source: chains of gathers, fills and additions of many small blocks, two to eight side by side, take turns at this rate;
-smaller kernels do not (research/2026-11-30-block-turnover.md). Constant: `GraphCosts.turnover_ns`, also for launches
-from the host.
+Source: chains of gathers and of additions of many small blocks, two to eight side by side, take turns at this rate
+(research/2026-11-30-block-turnover.md). Constant: `GraphCosts.turnover_ns`, also for launches from the host.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from __future__ import annotations
 from gpusim.formats.hardware import GraphCosts
 
 
-def time_ns(graph: GraphCosts, blocks: int, blocks_per_sm: int, sms: int) -> float:
-    """Return the time until the last block of a kernel starts, in ns; `blocks_per_sm` is the number that an SM holds.
+def time_ns(graph: GraphCosts, blocks: float, blocks_per_sm: float, sms: float, partition_sms: float) -> float:
+    """Return the time for which a kernel's blocks hold up the next start, in ns, however long it takes.
 
-    It has no bound: the kernel may end sooner.
+    An SM holds `blocks_per_sm` of them; `partition_sms` is the size of the kernel's partition, 0 for the whole GPU.
     """
-    return graph.turnover_ns * blocks if blocks > blocks_per_sm * sms else 0.0
+    return graph.turnover_ns * blocks if partition_sms <= 0 and blocks > blocks_per_sm * sms else 0.0

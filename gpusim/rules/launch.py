@@ -44,13 +44,13 @@ def ready_delay_ns(graph: GraphCosts, gap_ns: float, lost_ns: float, place: int,
     return gap_ns + lost_ns + graph.fork_ns * fork_turn(place, successors)
 
 
-def start_interval_ns(graph: GraphCosts, in_graph: bool, dispatch_ns: float, dur_ns: float) -> float:
+def start_interval_ns(graph: GraphCosts, in_graph: bool, dur_ns: float, blocks_ns: float) -> float:
     """Return the minimum time from the start of a kernel to the next start of the front end, in ns.
 
-    The front end starts the kernel's blocks for `dispatch_ns`, but no longer than the kernel takes, `dur_ns`. Without a
-    graph the host is slower than the front end.
+    The kernel's blocks hold it up for `blocks_ns`, no longer than the kernel takes, without what misses of the L2 cache
+    cost: `dur_ns`. Without a graph the host is slower than the front end.
     """
-    return max(graph.front_end_ns if in_graph else 0.0, min(dispatch_ns, dur_ns))
+    return max(graph.front_end_ns if in_graph else 0.0, min(blocks_ns, dur_ns))
 
 
 def extra_ns(graph: GraphCosts, memory_node: bool) -> float:

@@ -43,7 +43,7 @@ def main() -> None:
             for task in plan.tasks:
                 kernel = graph.trace.ops[task.op].kernels[task.kernel]
                 fit = fits.of(kernel)
-                full = msgspec.structs.replace(task, dispatch_ns=0.0, blocks=prod(kernel.grid), demand=fit.demand)
+                full = msgspec.structs.replace(task, idle_ns=0.0, blocks=prod(kernel.grid), demand=fit.demand)
                 tasks.append(change(task, full) if "EmbeddingBag" in task.name else task)
             changed = Plan(tuple(tasks), plan.mode, plan.buffers, plan.kept_bytes)
             predicted_ns = FastEngine().run(changed, graph.hardware).makespan_ns
@@ -57,7 +57,7 @@ def main() -> None:
     errors("the rule", lambda task, full: task)
     for text in sys.argv[1:]:
         given_ns = float(text)
-        errors(f"{given_ns:,.0f} ns", lambda task, full, ns=given_ns: msgspec.structs.replace(task, dispatch_ns=ns))  # type: ignore[misc]
+        errors(f"{given_ns:,.0f} ns", lambda task, full, ns=given_ns: msgspec.structs.replace(task, idle_ns=ns))  # type: ignore[misc]
 
 
 if __name__ == "__main__":

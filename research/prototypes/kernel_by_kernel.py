@@ -95,7 +95,7 @@ class Step:
             changes: dict[str, Any] = {"dur_ns": float(durations[number])}
             if fits is not None:
                 fit = fits[number]
-                changes |= {"kind": "kernel", "extra_ns": 0.0, "dispatch_ns": 0.0, "dram_bytes": 0.0, "matrix": False}
+                changes |= {"kind": "kernel", "extra_ns": 0.0, "idle_ns": 0.0, "dram_bytes": 0.0, "matrix": False}
                 changes |= {"demand": fit.demand, "blocks": fit.blocks, "blocks_per_sm": fit.resident}
                 changes |= {"footprint": fit.footprint}
             tasks.append(msgspec.structs.replace(task, **changes))

@@ -14,7 +14,7 @@ from gpusim.errors import PlanError
 from gpusim.formats.hardware import HardwareModel, load_hardware
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
-from gpusim.plan.tasks import LaunchMode, Plan
+from gpusim.plan.tasks import LaunchMode, Plan, start_interval_ns
 from gpusim.policies.registry import POLICIES
 from gpusim.rules import copies, launch, queues
 from gpusim.trace.store import load_trace
@@ -48,8 +48,7 @@ def assert_adds_up(timeline: Timeline, hardware: HardwareModel) -> None:
         if held == "":
             assert (by, start_ns) == (-1, ready_ns)
         elif held == "front end":
-            starter, in_graph = plan.tasks[by], plan.mode == "graph"
-            interval_ns = launch.start_interval_ns(hardware.graph, in_graph, starter.dispatch_ns, starter.dur_ns)
+            interval_ns = start_interval_ns(plan.tasks[by], hardware, plan.mode == "graph")
             assert start_ns == pytest.approx(timeline.start_ns[by] + interval_ns, abs=ROUNDING_NS)
         else:
             assert start_ns == pytest.approx(timeline.end_ns[by], abs=ROUNDING_NS)

@@ -16,6 +16,7 @@ from gpusim.plan.tasks import Buffer, Plan, Task
 from gpusim.rules.anchor import MAX_GAP_NS, MAX_SCALE, MIN_GAP_NS, MIN_SCALE
 from tests.support.helpers import (
     HALF,
+    SMS,
     WAVES,
     WHOLE,
     build_graph,
@@ -141,13 +142,31 @@ def test_front_end_starts_kernels_at_a_finite_rate() -> None:
 
 def test_front_end_starts_no_kernel_before_the_idle_blocks_of_the_last_have_ended() -> None:
     hardware = make_hardware(front_end_ns=250)
-    few, many = task(1000, part=0.1, queue=0, dispatch_ns=100), task(1000, part=0.1, queue=1, dispatch_ns=600)
+    few, many = task(1000, part=0.1, queue=0, idle_ns=100), task(1000, part=0.1, queue=1, idle_ns=600)
     assert run(plan(few, many, task(1000, part=0.1, queue=2)), hardware).start_ns == (0, 250, 850)
     assert run(plan(many, few), hardware).start_ns == (0, 600)
     after = task(10, part=0.1, queue=1)
     assert spans(run(plan(many, after), hardware)) == [(0, 1000), (1000, 1010)], "as alone, in a chain"
-    faster = task(400, part=0.1, queue=0, dispatch_ns=600)
+    faster = task(400, part=0.1, queue=0, idle_ns=600)
     assert run(plan(faster, few), hardware).start_ns == (0, 400), "no longer than the kernel takes"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "changes", "second_ns"),
+    [
+        (SMS * 16, {}, 250),  # one wave
+        (SMS * 16 + 1, {}, 2113),  # a ns each
+        (SMS * 16 + 1, {"dur_ns": 700.0}, 700),  # the kernel ends before
+        (SMS * 16 + 1, {"idle_ns": 2200.0}, 2200),
+        (SMS * 16 + 1, {"partition_sms": 64}, 250),
+    ],
+)
+def test_blocks_of_a_kernel_of_more_than_one_wave_hold_up_the_next_start(
+    blocks: int, changes: dict[str, float], second_ns: int
+) -> None:
+    hardware = make_hardware(front_end_ns=250, turnover_ns=1.0)
+    large = msgspec.structs.replace(task(5000, part=0.1, queue=0), blocks=blocks, blocks_per_sm=16, **changes)
+    assert run(plan(large, task(1000, part=0.1, queue=1)), hardware).start_ns == (0, second_ns)
 
 
 @pytest.mark.parametrize(("front_end_ns", "dur_ns"), [(233.61615821644043, 84.2817051774099), (250.0, 84.3)])

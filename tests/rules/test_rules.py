@@ -32,11 +32,11 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
 from gpusim.rules import (
+    block_turnover,
     contention,
     copies,
     dispatch,
     dram,
-    block_turnover,
     idle_blocks,
     launch,
     lost_time,
@@ -182,6 +182,7 @@ RULES: list[tuple[Callable[..., Any], str | None, tuple[st.SearchStrategy[Any], 
     (launch.gap_ns, "graph", (st.booleans(), FEW, TIMES)),
     (launch.ready_delay_ns, "graph", (TIMES, TIMES, COUNTS, COUNTS)),
     (launch.start_interval_ns, "graph", (st.booleans(), TIMES, TIMES)),
+    (block_turnover.time_ns, "graph", (COUNTS.map(float), FEW.map(float), FEW.map(float), st.sampled_from([0.0, 8.0]))),
     (start_interference.lost_ns, "graph", (COUNTS,)),
     (products.lost_ns, "graph", (TIMES, TIMES, st.floats(1.0, 1e9))),
     (queues.host_launch_ns, "stream", (TIMES, FEW)),
@@ -278,8 +279,11 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     one_wave_and_a_quarter = idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132 * 4 + 132, 4, 132)
     assert np.isclose(one_wave_and_a_quarter, idle_blocks.IDLE_BLOCK_NS * 4**0.5 * (1 + 0.25**0.5))
     assert idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132, 1, 132) == idle_blocks.IDLE_BLOCK_NS
-    turnover = [block_turnover.time_ns(graph, blocks, 16, 132) for blocks in (2112, 2113, 4224)]
+    turnover = [block_turnover.time_ns(graph, blocks, 16, 132, 0) for blocks in (2112, 2113, 4224)]
     assert turnover == [0, 2113 * 0.5, 2112]  # 2,112 blocks fit at once
+    assert block_turnover.time_ns(graph, 4224, 16, 132, 64) == 0, "in a partition"
+    assert launch.start_interval_ns(graph, True, 900.0, 2112.0) == 900, "no longer than the kernel takes"
+    assert launch.start_interval_ns(graph, True, 100.0, 2112.0) == 200, "at least the interval of all"
     assert dispatch.room(1024, 1000, 2048, 3, 512, 0, 0) == 2  # neither registers nor shared memory asked for
     assert dispatch.room(1024, 1000, 2048, 3, 256, 400, 2000) == 1
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from gpusim.engine import budget
 from gpusim.engine.pool import SmPool
 from gpusim.plan.graph import OpGraph
-from gpusim.plan.tasks import MAX_TIME_NS
+from gpusim.plan.tasks import MAX_TIME_NS, start_interval_ns
 from gpusim.policies.shared.base import spread_views
 from gpusim.policies.shared.list_scheduling import MIN_SHARE, ListSchedule
-from gpusim.rules.launch import gap_ns, start_interval_ns
+from gpusim.rules.launch import gap_ns
 from gpusim.rules.start_interference import lost_ns
 
 Resources = tuple[float, float, float, float]
@@ -113,7 +113,7 @@ class _Scheduler:
     def _start(self, number: int) -> None:
         lane = self.lanes[number]
         task = self.graph.tasks[lane.op][lane.kernel]
-        self.front_end_free = self.now + start_interval_ns(self.costs, True, task.dispatch_ns, task.dur_ns)
+        self.front_end_free = self.now + start_interval_ns(task, self.graph.hardware, in_graph=True)
         self.pool.start(lane.op, task)
         self.pool.update()
         lane.start_at = -1.0

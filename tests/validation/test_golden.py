@@ -42,7 +42,15 @@ FEW = {"partitions": 0.011, "unseen": 0.005}
 #: ViT-B/16 has grown.
 ONE_STEP = {"neighbours_few": (0.016, 0.046), "neighbours_more": (0.013, 0.027), "unseen_large": (0.005, 0.007)}
 #: Recipes with other kinds of networks than mostly convolutional ones.
-OTHER_KINDS = ("kinds", "blind_kinds", "blind_intervals", "blind_last", "blind_next", "blind_products", "blind_turnover")
+OTHER_KINDS = (
+    "kinds",
+    "blind_kinds",
+    "blind_intervals",
+    "blind_last",
+    "blind_next",
+    "blind_products",
+    "blind_turnover",
+)
 #: Recipes predicted by today's rule for steps that may lose the L2 cache; in older ones that rule predicts only part.
 BY_CACHE_RULE = ("neighbours_few", "neighbours_more")
 #: Prefix of the recipe that replays no schedule on several streams, only pairs of kernels.

@@ -45,7 +45,17 @@ LIMITS = ("sms", "resident_grids", "threads_per_sm", "blocks_per_sm", "regs_per_
 ON_DEVICE, H2D, D2H = -1, 0, 1
 KINDS = {"h2d": H2D, "d2h": D2H}
 
-NUMBERS = ("dur_ns", "extra_ns", "dispatch_ns", "dram_bytes", "copy_bytes", "on_copy_engine", "matrix", "product")
+NUMBERS = (
+    "dur_ns",
+    "missed_ns",
+    "extra_ns",
+    "idle_ns",
+    "dram_bytes",
+    "copy_bytes",
+    "on_copy_engine",
+    "matrix",
+    "product",
+)
 PLACES = ("partition", "partition_sms", "blocks", "blocks_per_sm")
 #: Data of a task that do not depend on the schedule.
 TASK = np.dtype(

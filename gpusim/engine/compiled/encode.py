@@ -19,9 +19,7 @@ def encode_plan(plan: Plan, hardware: HardwareModel) -> tuple[Records, Plans, in
     """
     tasks = plan.tasks
     for task in tasks:
-        if not all(
-            0 <= time_ns <= MAX_TIME_NS for time_ns in (task.dur_ns, task.extra_ns, task.dispatch_ns, task.host_ns)
-        ):
+        if not all(0 <= time_ns <= MAX_TIME_NS for time_ns in (task.dur_ns, task.extra_ns, task.idle_ns, task.host_ns)):
             return None
         if not 0 <= task.partition < MAX_PARTITIONS:
             return None

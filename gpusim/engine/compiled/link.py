@@ -6,10 +6,10 @@ from typing import Any
 
 from gpusim.engine.compiled.arrays import ON_DEVICE, Plans, Records
 from gpusim.engine.compiled.jit import entry, jit, rule
-from gpusim.rules import copies, launch, products, start_interference
+from gpusim.rules import block_turnover, copies, launch, products, start_interference
 
 gap_ns, ready_delay_ns = rule(launch.gap_ns), rule(launch.ready_delay_ns)
-start_interval_ns = rule(launch.start_interval_ns)
+start_interval_ns, turnover_ns = rule(launch.start_interval_ns), rule(block_turnover.time_ns)
 lost_ns, product_lost_ns = rule(start_interference.lost_ns), rule(products.lost_ns)
 switch_ns = rule(copies.switch_ns)
 
@@ -47,6 +47,13 @@ def link(hw: Any, tasks: Any, nodes: Any, deps: Any, succs: Any) -> None:
             succs[before.first_succ + before.waiting] = index
             before.waiting += 1
         node.gap_ns = gap_ns(hw.graph, queues > 1, preds, tasks[node.row].extra_ns)
+
+
+@jit
+def task_interval_ns(hw: Any, task: Any, in_graph: bool) -> float:
+    """Return the minimum time from the start of a task to the next start of the front end, in ns."""
+    blocks_ns = turnover_ns(hw.graph, task.blocks, task.blocks_per_sm, hw.limits.sms, task.partition_sms)
+    return float(start_interval_ns(hw.graph, in_graph, task.dur_ns - task.missed_ns, max(task.idle_ns, blocks_ns)))
 
 
 @jit

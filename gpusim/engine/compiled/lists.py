@@ -17,7 +17,7 @@ from gpusim.engine.compiled import heap, pool
 from gpusim.engine.compiled.arrays import Indices, Records
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.jit import entry, int64, jit
-from gpusim.engine.compiled.link import gap_ns, lost_ns, start_interval_ns
+from gpusim.engine.compiled.link import gap_ns, lost_ns, task_interval_ns
 from gpusim.engine.compiled.op_graph import OpArrays
 from gpusim.engine.compiled.pool import RUNNING
 from gpusim.engine.compiled.ready_tree import NEED, first_that_fits, plant, set_needs, share_of
@@ -283,7 +283,7 @@ def schedule_one(
             # `_start`
             lane = lanes[starting]
             task = tasks[ops[lane.op].first_row + lane.kernel]
-            front_end_free = now + start_interval_ns(hw.graph, True, task.dispatch_ns, task.dur_ns)
+            front_end_free = now + task_interval_ns(hw, task, True)
             pool.start(hw, running, n_running, lane.op, task, 0.0)
             n_running += 1
             n_starts += 1

@@ -21,7 +21,7 @@ from gpusim.engine.compiled.arrays import ON_DEVICE, Blocks, Plans, Records, Roo
 from gpusim.engine.compiled.heap import not_before
 from gpusim.engine.compiled.jit import END_OF_TIME, entry, int64, jit, uint32
 from gpusim.engine.compiled.line import IN_TURN, LATE
-from gpusim.engine.compiled.link import lost_ns, product_lost_ns, ready_delay_ns, start_interval_ns, switch_delay_ns
+from gpusim.engine.compiled.link import lost_ns, product_lost_ns, ready_delay_ns, switch_delay_ns, task_interval_ns
 from gpusim.engine.compiled.record import (
     Recording,
     note_block_losses,
@@ -212,8 +212,8 @@ def simulate(
                 node.several_ns = device.several_ns
                 log[uint32(logged)] = index
                 logged += 1
-                task, in_graph = tasks[uint32(node.row)], stream_launches is None
-                device.front_end_free = now + start_interval_ns(hw.graph, in_graph, task.dispatch_ns, task.dur_ns)
+                interval_ns = task_interval_ns(hw, tasks[uint32(node.row)], stream_launches is None)
+                device.front_end_free = now + interval_ns
                 longer_ns = 0.0
                 if more is not None:
                     longer_ns = copies.wait_ns(hw, tasks[node.row], more.engines, number)
