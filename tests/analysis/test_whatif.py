@@ -38,7 +38,7 @@ from gpusim.io.file_limits import MAX_UPLOAD_BYTES
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
-from gpusim.plan.tasks import LaunchMode
+from gpusim.plan.tasks import LaunchMode, start_interval_ns
 from gpusim.policies.registry import POLICIES
 from gpusim.report.breakdown import Part, breakdown, family, largest
 from gpusim.report.explored_table import CSV_FIELDS, rows_csv
@@ -60,6 +60,23 @@ SMS = 132
 def whole_gpu(waves: int = 1, dur_ns: int = 1000) -> Trace:
     """One kernel with `waves` full waves of blocks of 1024 threads, two to an SM."""
     return make_trace([op("a", "x", dur_ns=dur_ns, blocks=2 * SMS * waves)])
+
+
+@pytest.mark.parametrize(
+    ("change", "interval_ns"),
+    [
+        (Change(launch_cost=2.0), 1000),  # 2 ns a block are more than the kernel takes
+        (Change(launch_cost=0.5), 0.5 * 1056),
+        (Change(sms=4 * SMS), 0),  # one wave
+        (Change(op_speed={0: 4.0}), 250),
+    ],
+)
+def test_blocks_of_a_changed_step_hold_up_the_next_start_by_the_changed_rule(
+    change: Change, interval_ns: float
+) -> None:
+    """1,056 blocks on 132 SMs, two on each at a time: four waves in 1000 ns, and 1 ns a block."""
+    changed = changed_graph(build_graph(whole_gpu(waves=4), make_hardware(turnover_ns=1.0)), change)
+    assert start_interval_ns(changed.tasks[0][0], changed.hardware, in_graph=True) == pytest.approx(interval_ns)
 
 
 def explored(trace: Trace | None = None) -> Explored:
