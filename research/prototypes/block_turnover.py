@@ -61,14 +61,19 @@ FORMS = {
 
 
 def changed(task: Task, hardware: HardwareModel, form: Form) -> Task:
-    """Return a kernel under a form of the rule; idle blocks stay."""
+    """Return a kernel under a form of the rule, for a GPU without it; idle blocks stay."""
     at_once = task.blocks_per_sm * hardware.limits.sms
-    blocks, dispatch_ns = task.blocks, task.dispatch_ns if "EmbeddingBag" in task.name else 0.0
+    blocks, idle_ns = task.blocks, task.idle_ns
     if task.blocks > at_once or not form.only_larger:
-        dispatch_ns = max(dispatch_ns, form.block_ns * task.blocks)
+        idle_ns = max(idle_ns, form.block_ns * task.blocks)
     if form.one_wave and task.blocks >= ONE_WAVE_RATE * task.dur_ns:
         blocks = min(blocks, at_once)
-    return msgspec.structs.replace(task, blocks=blocks, dispatch_ns=min(task.dur_ns, dispatch_ns))
+    return msgspec.structs.replace(task, blocks=blocks, idle_ns=idle_ns)
+
+
+def without(hardware: HardwareModel) -> HardwareModel:
+    """Return the GPU without the rule."""
+    return msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, turnover_ns=0.0))
 
 
 def under(plan: Plan, hardware: HardwareModel, form: Form) -> Plan:
@@ -79,7 +84,7 @@ def under(plan: Plan, hardware: HardwareModel, form: Form) -> Plan:
 
 def chains(file: Path) -> None:
     """Print a row for each run of chains in a file of `gpusim calibrate --rules`."""
-    alone, hardware = concurrent_chains.Chain.alone, load_hardware("h200")
+    alone, hardware = concurrent_chains.Chain.alone, without(load_hardware("h200"))
     fits, times_ns = Fits(hardware), []
     print(f"| chains | streams | measured | {' | '.join(FORMS)} | blocks a ns | more than one wave |")
     for experiment in read_rules(file).chains:
@@ -122,7 +127,7 @@ def main() -> None:
             if case.streams < 2 or schedule.has_variants or schedule.partitions or not case.outputs_equal:
                 continue
             plans = [under(lower(graph, schedule), graph.hardware, form) for form in FORMS.values()]
-            errors = [ENGINE.run(each, graph.hardware).makespan_ns / case.measured_ns - 1 for each in plans]
+            errors = [ENGINE.run(each, without(graph.hardware)).makespan_ns / case.measured_ns - 1 for each in plans]
             for group in ("all", kind_of(case.network), case.trace):
                 groups[group].append((case.trace, errors))
     if groups:
