@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,23 @@ class Evaluated:
     """As `Timeline.peak_bytes`; None if not requested."""
 
 
+class TaskTimes(NamedTuple):
+    """Times of tasks in ns, one per row of `OpArrays.tasks`, and the parts lost to L2 cache misses."""
+
+    dur_ns: npt.NDArray[np.float64]
+    missed_ns: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, engine: BatchEngine) -> TaskTimes:
+        """Return copies of an engine's own times."""
+        tasks = engine.arrays.tasks
+        return cls(tasks["dur_ns"].copy(), tasks["missed_ns"].copy())
+
+    def scaled(self, factors: npt.NDArray[np.float64]) -> TaskTimes:
+        """Return the times multiplied by a factor each."""
+        return TaskTimes(self.dur_ns * factors, self.missed_ns * factors)
+
+
 class BatchEngine:
     """Simulator of schedules of one op graph, which is encoded once.
 
@@ -51,13 +69,13 @@ class BatchEngine:
 
     def with_times(self, factors: npt.NDArray[np.float64]) -> BatchEngine:
         """Return a copy with task times multiplied by `factors`, one per row of `arrays.tasks`."""
-        return self.with_durations(self.arrays.tasks["dur_ns"] * factors)
+        return self.with_durations(TaskTimes.of(self).scaled(factors))
 
-    def with_durations(self, dur_ns: npt.NDArray[np.float64]) -> BatchEngine:
-        """Return a copy with other task times in ns, one per row of `arrays.tasks`."""
+    def with_durations(self, times: TaskTimes) -> BatchEngine:
+        """Return a copy with other task times."""
         other = copy.copy(self)
         tasks = self.arrays.tasks.copy()
-        tasks["dur_ns"] = dur_ns
+        tasks["dur_ns"], tasks["missed_ns"] = times
         other.arrays = self.arrays._replace(tasks=tasks)
         return other
 

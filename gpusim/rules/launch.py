@@ -47,8 +47,8 @@ def ready_delay_ns(graph: GraphCosts, gap_ns: float, lost_ns: float, place: int,
 def start_interval_ns(graph: GraphCosts, in_graph: bool, dur_ns: float, blocks_ns: float) -> float:
     """Return the minimum time from the start of a kernel to the next start of the front end, in ns.
 
-    The kernel's blocks hold it up for `blocks_ns`, no longer than the kernel takes, without what misses of the L2 cache
-    cost: `dur_ns`. Without a graph the host is slower than the front end.
+    `dur_ns` is the kernel's time without misses of the L2 cache. Its blocks hold up the next start for `blocks_ns`, at
+    most for that time. Without a graph the host is slower than the front end.
     """
     return max(graph.front_end_ns if in_graph else 0.0, min(blocks_ns, dur_ns))
 

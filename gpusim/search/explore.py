@@ -18,7 +18,7 @@ from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import NOTHING_FOUND, POLICIES_WITH_VARIANTS, SEARCH, WITH_SEARCH, Report, search_all
 from gpusim.search.events import events_of
-from gpusim.search.explored import Explored, Row, conclude
+from gpusim.search.explored import SEARCH_MARGIN, Explored, Row, conclude
 from gpusim.search.memory_actions import MEMORY_ACTIONS, Acting, search_memory_actions
 from gpusim.search.variants import PartitionsTried, policies_on_fastest, tried_variants
 from gpusim.units import format_bytes
@@ -197,7 +197,7 @@ def _choose_within(
     if not plain:
         return acting[0]
     best = choose(plain, graph.hardware, sequential_ns, graph.less_known)
-    ahead = [row for row in acting if row.compared_ns < best.compared_ns * (1 - row.margin)]
+    ahead = [row for row in acting if row.compared_ns < best.compared_ns * (1 - SEARCH_MARGIN)]
     return ahead[0] if ahead else best
 
 
@@ -213,9 +213,9 @@ def choose(
     The sequential row stays if no gain exceeds the model's uncertainty.
     """
     fastest = min(rows, key=lambda row: (row.policy in WITH_SEARCH, row.compared_ns, row.streams))
-    searched = [row for row in rows if row.policy in WITH_SEARCH]
-    ahead = [row for row in searched if row.compared_ns < fastest.compared_ns * (1 - row.margin)]
-    fastest = min(ahead, key=lambda row: row.compared_ns, default=fastest)
+    searched = min((row for row in rows if row.policy in WITH_SEARCH), key=lambda row: row.compared_ns, default=fastest)
+    if searched.compared_ns < fastest.compared_ns * (1 - SEARCH_MARGIN):
+        fastest = searched
     _, more = hardware.uncertainty.margins(
         fastest.makespan_ns,
         sequential_ns,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusim.engine.batch import BatchEngine
+from gpusim.engine.batch import BatchEngine, TaskTimes
 from gpusim.engine.compiled.heap import ENTRY
 from gpusim.engine.compiled.orders import orders_by_keys
 from gpusim.engine.threads import in_ranges
@@ -61,7 +61,7 @@ class Predicted(NamedTuple):
     """Predictions of schedules: makespans, and task times of those that lose time to L2 cache misses, by number."""
 
     makespan_ns: npt.NDArray[np.int64]
-    dur_ns: dict[int, npt.NDArray[np.float64]]
+    times: dict[int, TaskTimes]
 
 
 class Judge:
@@ -111,22 +111,22 @@ class Judge:
             makespans[results.peak_bytes > self.memory_limit_bytes] = REFUSED_NS
         if self.misses is None:
             return Predicted(makespans, {})
-        own_ns: dict[int, npt.NDArray[np.float64]] = {}
+        own: dict[int, TaskTimes] = {}
         ranked = np.argsort(compared_ns(makespans, events), kind="stable")
         makespans[ranked[most:]] = REFUSED_NS
         for number in ranked[:most].tolist():
             if makespans[number] < REFUSED_NS:
                 found = schedule_of(self.graph, orders[number].tolist(), candidates.row(number, 0), self.partitions)
-                dur_ns = self.misses.dur_ns_of(found)
-                if dur_ns is not None:
-                    own_ns[number] = dur_ns
+                times = self.misses.times_of(found)
+                if times is not None:
+                    own[number] = times
                     rows = [number]
                     chosen = None if variants is None else variants[rows]
-                    engine = self.engine.with_durations(dur_ns)
+                    engine = self.engine.with_durations(times)
                     again = engine.evaluate(orders[rows], candidates.streams[rows], chosen, threads=1)
                     makespans[number] = again.makespan_ns[0]
                     self.evaluations += 1
-        return Predicted(makespans, own_ns)
+        return Predicted(makespans, own)
 
     def judged(
         self,
@@ -158,12 +158,12 @@ class Judge:
         """Return the mean makespans of some candidates over perturbed steps, in ns."""
         streams, variants = candidates.streams, candidates.chosen
         means = np.zeros(len(orders), np.int64)
-        together = [row for row in rows if row not in predicted.dur_ns]
-        apart = [[row] for row in rows if row in predicted.dur_ns]
+        together = [row for row in rows if row not in predicted.times]
+        apart = [[row] for row in rows if row in predicted.times]
         for same in filter(None, [together, *apart]):
             chosen = None if variants is None else variants[same]
-            dur_ns = predicted.dur_ns.get(same[0])
-            means[same] = self.robust.mean_ns(orders[same], streams[same], chosen, self.threads, dur_ns)
+            times = predicted.times.get(same[0])
+            means[same] = self.robust.mean_ns(orders[same], streams[same], chosen, self.threads, times)
         self.evaluations += len(rows) * len(self.robust.engines)
         return means[rows]
 

@@ -6,10 +6,7 @@ the schedules of a batch that are best without them.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
-from gpusim.engine.batch import BatchEngine
+from gpusim.engine.batch import BatchEngine, TaskTimes
 from gpusim.plan.cache_misses import lost_times_ns, slower_by_misses
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.partitions import in_partition
@@ -22,18 +19,18 @@ class MissTimes:
     def __init__(self, graph: OpGraph, engine: BatchEngine) -> None:
         arrays = engine.arrays
         self.graph, self.layout = graph, engine.layout
-        self.dur_ns = arrays.tasks["dur_ns"].copy()
+        self.times = TaskTimes.of(engine)
         self.rows_of_partition = arrays.rows_of_partition
         self.first_variant: list[int] = arrays.ops["first_variant"].tolist()
         self.first_row: list[int] = arrays.variants["first_row"].tolist()
 
-    def dur_ns_of(self, schedule: Schedule) -> npt.NDArray[np.float64] | None:
-        """Return the time of each task in ns, as in the plan of the schedule; None if it loses nothing."""
+    def times_of(self, schedule: Schedule) -> TaskTimes | None:
+        """Return the times of all tasks, as in the plan of the schedule; None if it loses nothing."""
         graph, layout = self.graph.choosing(schedule.variants), self.layout
         lost_ns = lost_times_ns(graph, schedule)
         if not lost_ns:
             return None
-        dur_ns = self.dur_ns.copy()
+        dur_ns, missed = (each.copy() for each in self.times)
         for op, times_ns in lost_ns.items():
             variant = schedule.variants[op] if schedule.variants else 0
             first = self.first_row[self.first_variant[op] + variant]
@@ -42,5 +39,6 @@ class MissTimes:
                 slower = slower_by_misses(task, missed_ns)
                 if layout is not None:
                     slower = in_partition(slower, partition, layout.sms[partition], graph.hardware)
-                dur_ns[partition * self.rows_of_partition + row] = slower.dur_ns
-        return dur_ns
+                at = partition * self.rows_of_partition + row
+                dur_ns[at], missed[at] = slower.dur_ns, slower.missed_ns
+        return TaskTimes(dur_ns, missed)

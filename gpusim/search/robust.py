@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gpusim.engine.batch import BatchEngine
+from gpusim.engine.batch import BatchEngine, TaskTimes
 
 #: Number of perturbed steps, and maximum relative perturbation of a kernel's time.
 STEPS: Final = 4
@@ -38,15 +38,15 @@ class RobustEngine:
         streams: npt.NDArray[np.int32],
         variants: npt.NDArray[np.int32] | None,
         threads: int | None,
-        dur_ns: npt.NDArray[np.float64] | None = None,
+        times: TaskTimes | None = None,
     ) -> npt.NDArray[np.int64]:
         """Return the mean makespan of each schedule, with the arguments of `BatchEngine.evaluate`.
 
-        `dur_ns` replaces the task times, before they are perturbed.
+        `times` replace the task times, before they are perturbed.
         """
         engines = self.engines
-        if dur_ns is not None:
-            engines = [self.engine.with_durations(dur_ns * factors) for factors in self.factors]
+        if times is not None:
+            engines = [self.engine.with_durations(times.scaled(factors)) for factors in self.factors]
         total = np.zeros(len(orders))
         for engine in engines:
             total += engine.evaluate(orders, streams, variants, threads=threads).makespan_ns

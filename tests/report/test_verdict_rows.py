@@ -108,7 +108,7 @@ def test_better_search_row_is_named_and_why_it_is_not_recommended(capsys: pytest
     print_explored(passed_over(found))
     words = " ".join(capsys.readouterr().out.split())
     assert (
-        "search found 9.87x, not recommended: its lead is smaller than the model's known optimism (1 %); "
+        "search found 9.87x, not recommended: its lead is smaller than the model's known optimism (6 %); "
         "try it with --measure"
     ) in words
     print_explored(passed_over(found), tried=True)

@@ -94,12 +94,23 @@ def test_task_times_are_those_of_the_plan(policy: str, kernels: str) -> None:
         layout = lay_out(partitions, 4, graph.hardware.limits.sms)
     schedule = dataclasses.replace(POLICIES[policy](graph, 4), variants=variants, partitions=partitions)
     engine = BatchEngine(graph, layout)
-    dur_ns = MissTimes(graph, engine).dur_ns_of(schedule)
-    assert dur_ns is not None
+    times = MissTimes(graph, engine).times_of(schedule)
+    assert times is not None
     plan = lower(graph, schedule)
-    assert sum(dur_ns != engine.arrays.tasks["dur_ns"]) == sum(task.missed_ns > 0 for task in plan.tasks) > 0
+    assert sum(times.dur_ns != engine.arrays.tasks["dur_ns"]) == sum(task.missed_ns > 0 for task in plan.tasks) > 0
     chosen = [schedule.variants] if schedule.variants else None
-    makespans = engine.with_durations(dur_ns).evaluate([schedule.order], [schedule.streams], chosen).makespan_ns
+    makespans = engine.with_durations(times).evaluate([schedule.order], [schedule.streams], chosen).makespan_ns
+    assert makespans.tolist() == [Evaluator(graph).makespan_ns(schedule)]
+
+
+@pytest.mark.parametrize("policy", ["critical_path", "round_robin", "wavefront"])
+def test_blocks_hold_up_the_next_start_no_longer_than_a_kernel_takes_without_misses(policy: str) -> None:
+    """Kernels of this step turn over many blocks."""
+    graph = step(UNET)
+    schedule = POLICIES[policy](graph, 4)
+    times = MissTimes(graph, engine := BatchEngine(graph)).times_of(schedule)
+    assert times is not None
+    makespans = engine.with_durations(times).evaluate([schedule.order], [schedule.streams]).makespan_ns
     assert makespans.tolist() == [Evaluator(graph).makespan_ns(schedule)]
 
 
@@ -113,7 +124,7 @@ def longer(kernels: Sequence[Kernel]) -> Variant:
 
 def test_one_stream_loses_nothing() -> None:
     graph = step(UNET)
-    assert MissTimes(graph, BatchEngine(graph)).dur_ns_of(POLICIES["sequential"](graph, 1)) is None
+    assert MissTimes(graph, BatchEngine(graph)).times_of(POLICIES["sequential"](graph, 1)) is None
 
 
 def test_makespans_of_the_result_are_predicted_with_misses() -> None:
