@@ -5,7 +5,8 @@
 Of each step, the policy's schedule predicted fastest is taken, or the searched one if it is predicted faster by more
 than the margin, as `gpusim explore` compares them: with a time for each event. Prints, for each margin: on how many
 steps the one taken is within 1 % of the fastest measured one, how much slower it is, in the mean and at most, and its
-prediction error, in the median and at most, and its bias. Predictions are those of today. Run it in the repository's
+prediction error, in the median and at most, and its bias. On how many it lies within its 90 % interval. Once by
+today's predictions, once by those of the runs, which the searches of that day followed. Run it in the repository's
 root.
 """
 
@@ -30,10 +31,11 @@ OTHER_KINDS = (
 MARGINS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08)
 
 
-def steps_of(recipe: str, counts: Callable[[ResultCase], bool]) -> list[list[ResultCase]]:
+def steps_of(recipe: str, today: bool, counts: Callable[[ResultCase], bool]) -> list[list[ResultCase]]:
     """Return the rows of each step with a searched schedule and one of a policy."""
-    _, again = predict_again(newest_results(Path("validate/results"), recipe))
-    steps = by_step(case for case in again.cases if case.outputs_equal and counts(case)).values()
+    then, again = predict_again(newest_results(Path("validate/results"), recipe))
+    cases = (again if today else then).cases
+    steps = by_step(case for case in cases if case.outputs_equal and counts(case)).values()
     return [rows for rows in steps if planned(rows) and any(case.policy == SEARCH for case in rows)]
 
 
@@ -61,31 +63,46 @@ def taken(rows: list[ResultCase], margin: float) -> ResultCase:
 
 
 def main() -> None:
-    """Print a row for each margin, for each group of steps."""
-    other_kinds = [rows for recipe in OTHER_KINDS for rows in steps_of(recipe, lambda _: True)]
-    convolutional = steps_of("blind_convolutional", lambda _: True)
-    known = steps_of("fair", lambda case: case.kernels == "captured")
-    groups = {
-        "other kinds": other_kinds,
-        "convolutional, blind": convolutional,
-        "known, captured kernels": known,
-        "all of these": [*other_kinds, *convolutional, *known],
-        "known, chosen kernels": steps_of("fair", lambda case: case.kernels == "chosen"),
-    }
-    print("| steps | margin | within 1 % | slower, mean, most | error: median, largest, bias |")
-    print("|---|--:|--:|--:|--:|")
-    for name, steps in groups.items():
-        for margin in MARGINS:
-            rows = [taken(of_step, margin) for of_step in steps]
-            best = [min(of_step[0].sequential_ns, *(case.measured_ns for case in of_step)) for of_step in steps]
-            slower = [case.measured_ns / best_ns - 1 for case, best_ns in zip(rows, best, strict=True)]
-            errors = [case.predicted_ns / case.measured_ns - 1 for case in rows]
-            near = sum(each <= NOISE_FRAC for each in slower)
-            print(
-                f"| {name} | {margin:.1%} | {near} of {len(steps)} | {statistics.fmean(slower):.2%}, {max(slower):.1%} "
-                f"| {statistics.median(map(abs, errors)):.1%}, {max(map(abs, errors)):.1%}, "
-                f"{statistics.fmean(errors):+.1%} |"
-            )
+    """Print a row for each margin, for each group of steps, by both predictions."""
+    print("| predicted | steps | margin | within 1 % | slower: mean, most | error: median, most, bias | in interval |")
+    print("|---|---|--:|--:|--:|--:|--:|")
+    for when, today in {"today": True, "then": False}.items():
+        other_kinds = [rows for recipe in OTHER_KINDS for rows in steps_of(recipe, today, lambda _: True)]
+        convolutional = steps_of("blind_convolutional", today, lambda _: True)
+        known = steps_of("fair", today, lambda case: case.kernels == "captured")
+        groups = {
+            "other kinds": other_kinds,
+            "convolutional, blind": convolutional,
+            "known, captured kernels": known,
+            "all of these": [*other_kinds, *convolutional, *known],
+            "known, chosen kernels": steps_of("fair", today, lambda case: case.kernels == "chosen"),
+        }
+        for name, steps in groups.items():
+            for margin in MARGINS:
+                cells = in_short([(taken(of_step, margin), of_step) for of_step in steps])
+                print(f"| {when} | {name} | {margin:.1%} | {cells} |")
+
+
+def in_short(found: list[tuple[ResultCase, list[ResultCase]]]) -> str:
+    """Return the cells of schedules taken, each with the rows of its step."""
+    slower = [case.measured_ns / fastest_ns(rows) - 1 for case, rows in found]
+    errors = [case.predicted_ns / case.measured_ns - 1 for case, _ in found]
+    near = sum(each <= NOISE_FRAC for each in slower)
+    held = sum(case.predicted_interval_ns[0] <= case.measured_ns <= case.predicted_interval_ns[1] for case, _ in found)
+    searched = [case for case, _ in found if case.policy == SEARCH]
+    held_searched = sum(
+        case.predicted_interval_ns[0] <= case.measured_ns <= case.predicted_interval_ns[1] for case in searched
+    )
+    return (
+        f"{near} of {len(found)} | {statistics.fmean(slower):.2%}, {max(slower):.1%} "
+        f"| {statistics.median(map(abs, errors)):.1%}, {max(map(abs, errors)):.1%}, {statistics.fmean(errors):+.1%} "
+        f"| {held}; of searched {held_searched} of {len(searched)}"
+    )
+
+
+def fastest_ns(rows: list[ResultCase]) -> int:
+    """Return the measured time of the fastest schedule of a step, or of its sequential graph."""
+    return min(rows[0].sequential_ns, *(case.measured_ns for case in rows))
 
 
 if __name__ == "__main__":
