@@ -281,7 +281,7 @@ def test_numbers_of_a_rule_worked_out_by_hand() -> None:
     assert idle_blocks.time_ns(make_hardware(sharing=0.5).contention, 132, 1, 132) == idle_blocks.IDLE_BLOCK_NS
     turnover = [block_turnover.time_ns(graph, blocks, 16, 132, 0) for blocks in (2112, 2113, 4224)]
     assert turnover == [0, 2113 * 0.5, 2112]  # 2,112 blocks fit at once
-    assert block_turnover.time_ns(graph, 4224, 16, 132, 64) == 0, "in a partition"
+    assert [block_turnover.time_ns(graph, 4224, 16, 132, sms) for sms in (64, 132)] == [0, 2112], "in a partition"
     assert launch.start_interval_ns(graph, True, 900.0, 2112.0) == 900, "no longer than the kernel takes"
     assert launch.start_interval_ns(graph, True, 100.0, 2112.0) == 200, "at least the interval of all"
     assert dispatch.room(1024, 1000, 2048, 3, 512, 0, 0) == 2  # neither registers nor shared memory asked for
