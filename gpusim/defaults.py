@@ -14,6 +14,11 @@ DEFAULT_POLICY: Final = "critical_path"
 RECOMMENDED: Final = "recommended"
 #: Name of searched schedules, in place of a policy.
 SEARCH: Final = "search"
+#: Names of searched schedules with variants, and with SM partitions.
+VARIANTS: Final = "with variants"
+PARTITIONS: Final = "with partitions"
+#: Names of all searched schedules.
+SEARCHED: Final = (SEARCH, VARIANTS, PARTITIONS)
 #: Name of the schedule with the streams and the order of a profile, in place of a policy.
 AS_OBSERVED: Final = "as observed"
 #: Name of the hardware model for a step whose GPU has none.

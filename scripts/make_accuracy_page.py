@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpusim.defaults import SEARCH
 from gpusim.formats.results import ResultCase, first_of_each_step, newest_results, read_all_results, read_results
 from gpusim.io.files import write_bytes
 from gpusim.quantiles import quantile
 from gpusim.report.pages import with_section
-from gpusim.search.budget import SEARCH
 from gpusim.validation.recipe import FASTEST_KERNELS, read_recipe
 from gpusim.validation.replayed import SUFFIX, read_replayed
 from gpusim.validation.statistics import by_step, fidelity

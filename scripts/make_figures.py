@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from gpusim.defaults import SEARCH
 from gpusim.engine.base import Timeline
 from gpusim.engine.reference import ReferenceEngine
 from gpusim.formats.hardware import load_hardware
@@ -28,7 +29,6 @@ from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import SEARCH
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
 from gpusim.trace.store import read_trace

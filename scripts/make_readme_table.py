@@ -10,13 +10,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from gpusim.defaults import SEARCH
 from gpusim.formats.results import ResultCase, Results, first_of_each_step, newest_results, read_results
 from gpusim.io.files import write_bytes
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.report.pages import with_section
-from gpusim.search.budget import SEARCH
 from gpusim.validation.again import replayed_schedules
 from gpusim.validation.recipe import FASTEST_KERNELS
 from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed

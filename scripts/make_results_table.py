@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusim.bounds.bounds import bounds
+from gpusim.defaults import SEARCH
 from gpusim.errors import MeasurementError
 from gpusim.formats.results import SCHEMA, ResultCase, Results, read_results
 from gpusim.io.files import document_schema, write_bytes
 from gpusim.plan.graph import OpGraph
 from gpusim.report.pages import with_section
-from gpusim.search.budget import SEARCH
 from gpusim.trace.store import read_trace
 from gpusim.validation.again import trace_files
 from gpusim.validation.chosen import hardware_of

@@ -7,7 +7,9 @@ all steps weigh the same, however many schedules each has. `schedule_frac` is th
 schedules of mostly convolutional steps lie, one more step counted as outside. For other steps, the mean absolute error
 is fitted as a line of the predicted saving (Lei et al. 2018: conformal prediction scaled by the expected error).
 `less_known_frac` and `saving_frac` are that line times the least factor with which 90 % lie within, counted the same
-way. So a kind with fewer than nine steps shares the width of all kinds. Other fractions stay.
+way. So a kind with fewer than nine steps shares the width of all kinds. `searched_frac` is the least further time
+within which 90 % of the steps' searched schedules end, beyond the intervals of all, counted the same way. Other
+fractions stay.
 
 Schedules with variants or wrong outputs, and networks that a constant was fitted on, are left out. The table says how
 many lie within, also if their own network, or all steps of their kind, are left out of the fit. The form of the rules
@@ -33,6 +35,7 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.validation.again import replayed_schedules
+from gpusim.validation.recipe import is_search
 
 NETWORKS = Path(__file__).resolve().parent.parent / "validate" / "networks"
 CONVOLUTIONAL, VISION_TRANSFORMER = "convolutional", "vision transformer"
@@ -69,6 +72,7 @@ class Case:
     predicted_ns: int
     sequential_ns: float
     less_known: bool
+    searched: bool
 
     @property
     def error_frac(self) -> float:
@@ -86,8 +90,13 @@ class Case:
             self.predicted_ns,
             self.sequential_ns,
             2,
+            searched=self.searched,
             less_known=self.less_known,
         )
+
+    def ends_within(self, uncertainty: Uncertainty) -> bool:
+        """Return whether the measured time is no longer than the interval allows."""
+        return self.measured_ns <= self.predicted_ns * (1 + self.margins(uncertainty)[1])
 
     def within(self, uncertainty: Uncertainty) -> bool:
         """Return whether the measured time lies within the interval."""
@@ -127,6 +136,7 @@ def as_case(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEn
         engine.run(lower(graph, schedule), graph.hardware).makespan_ns,
         graph.sequential_ns,
         graph.less_known,
+        is_search(case.policy),
     )
 
 
@@ -168,6 +178,7 @@ def error_line(cases: Sequence[Case]) -> tuple[float, float]:
 
 def fitted(cases: Sequence[Case], base: Uncertainty) -> Uncertainty:
     """Return `base` with the fractions of these cases; a fraction of which there is no case stays."""
+    base = msgspec.structs.replace(base, searched_frac=0.0)
     known = [case for case in cases if not case.less_known]
     others = [case for case in cases if case.less_known]
     if known:
@@ -184,7 +195,16 @@ def fitted(cases: Sequence[Case], base: Uncertainty) -> Uncertainty:
             )
 
         base = with_sum(least_frac(others, lambda case, f: case.within(with_sum(f))))
-    return base
+    searched = [case for case in cases if case.searched]
+    width = base
+    return msgspec.structs.replace(
+        base,
+        searched_frac=least_frac(
+            searched, lambda case, f: case.ends_within(msgspec.structs.replace(width, searched_frac=f))
+        )
+        if searched
+        else 0.0,
+    )
 
 
 def left_out(cases: Sequence[Case], base: Uncertainty, group: Callable[[Case], str]) -> dict[Case, bool]:
@@ -228,6 +248,7 @@ def with_intervals(model: HardwareModel, uncertainty: Uncertainty, files: Sequen
         "uncertainty.schedule_frac": source,
         "uncertainty.less_known_frac": same,
         "uncertainty.saving_frac": same,
+        "uncertainty.searched_frac": f"{same}, their searched schedules (research/2026-11-30-margin.md)",
     }
     return msgspec.structs.replace(model, uncertainty=uncertainty, sources={**model.sources, **sources})
 
@@ -242,6 +263,7 @@ def main(model_file: str, *results_files: str) -> None:
     print("\n".join(table(cases, model.uncertainty)))
     fractions = uncertainty.schedule_frac, uncertainty.less_known_frac, uncertainty.saving_frac
     print("{}: schedules {:.1%}, less known {:.1%}, of the saving {:.1%}".format(model_file, *fractions))
+    print(f"searched ones {uncertainty.searched_frac:.1%} more")
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ def facts(summary: Summary) -> None:
         summary.sequential_ns,
         best.streams,
         other_kernels=verdict.other_kernels,
+        searched=verdict.searched,
         less_known=verdict.less_known,
     )
     low, high = format_times_ns((max(low_ns, min(best.makespan_ns, summary.largest_bound[0])), high_ns))

@@ -223,6 +223,9 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     variants_frac: Fraction = 0.0
     """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
     lucky timings."""
+    searched_frac: Fraction = 0.0
+    """Further slowdown of a searched schedule, if larger than that: among many, a search also finds those whose time
+    the model underrates."""
     cache_frac: Fraction = 0.0
     """Unused; of earlier files."""
     products_frac: Fraction = 0.0
@@ -235,6 +238,7 @@ class Uncertainty(Document, frozen=True, kw_only=True):
         streams: int,
         *,
         other_kernels: bool = False,
+        searched: bool = False,
         less_known: bool = False,
         least_frac: float = 0.0,
     ) -> tuple[float, float]:
@@ -243,12 +247,16 @@ class Uncertainty(Document, frozen=True, kw_only=True):
         `less_known` is True if the step is not mostly convolutional; of its saving, at most `predicted_ns` counts.
         `least_frac` is a lower limit of `schedule_frac`.
         """
-        more = 1 + (self.variants_frac if other_kernels else 0.0)
+        more = 1 + self.further_frac(other_kernels=other_kernels, searched=searched)
         if streams < 2:
             return 0.0, more - 1
         error = max(self.schedule_frac, least_frac, self.less_known_frac if less_known else 0.0)
         doubt = self.saving_frac * saved_frac(predicted_ns, sequential_ns) if less_known else 0.0
         return 1 - (1 - error) * (1 - doubt), (1 + error) * (1 + doubt) * more - 1
+
+    def further_frac(self, *, other_kernels: bool, searched: bool) -> float:
+        """Return the further slowdown of a schedule with variants, or of a searched one: the larger of the two."""
+        return max(self.variants_frac if other_kernels else 0.0, self.searched_frac if searched else 0.0)
 
 
 class HardwareModel(Document, frozen=True, kw_only=True):
@@ -289,6 +297,7 @@ class HardwareModel(Document, frozen=True, kw_only=True):
         streams: int,
         *,
         other_kernels: bool = False,
+        searched: bool = False,
         less_known: bool = False,
     ) -> tuple[int, int]:
         """Return the prediction interval in ns, which held 90 % of past measurements; as `Uncertainty.margins`."""
@@ -297,6 +306,7 @@ class HardwareModel(Document, frozen=True, kw_only=True):
             sequential_ns,
             streams,
             other_kernels=other_kernels,
+            searched=searched,
             less_known=less_known,
         )
         error = self.uncertainty.sequential_frac if streams < 2 else 0.0

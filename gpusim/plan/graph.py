@@ -161,13 +161,16 @@ class OpGraph:
         tasks = [task for of_op in self.tasks for task in of_op]
         return sum(task.dur_ns + task.extra_ns for task in tasks) + self.chain_ns * max(0, len(tasks) - 1)
 
-    def interval_ns(self, predicted_ns: int, streams: int, other_kernels: bool = False) -> tuple[int, int]:
+    def interval_ns(
+        self, predicted_ns: int, streams: int, *, other_kernels: bool = False, searched: bool = False
+    ) -> tuple[int, int]:
         """Return the prediction interval of a schedule of this step in ns, which held 90 % of past measurements."""
         return self.hardware.interval_ns(
             predicted_ns,
             self.sequential_ns,
             streams,
             other_kernels=other_kernels,
+            searched=searched,
             less_known=self.less_known,
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusim.arguments import whole
+from gpusim.defaults import SEARCHED
 from gpusim.errors import PlanError, ScheduleError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import SCHEMA, Partition, Placement, ScheduleDocument, read_schedule_document
@@ -46,6 +47,12 @@ class Schedule:
     """Version of gpusim, hardware model and seed."""
     predicted_ns: int = field(default=0, compare=False)
     """Predicted makespan; 0 if not simulated."""
+    searched: bool = field(default=False, compare=False)
+    """True if a search found it, whatever `policy` calls it since."""
+
+    def __post_init__(self) -> None:
+        if self.policy in SEARCHED:
+            object.__setattr__(self, "searched", True)
 
     @classmethod
     def in_recorded_order(cls, ops: int, variants: Sequence[int] = ()) -> Schedule:
@@ -70,6 +77,12 @@ class Schedule:
     def made(self, policy: str, by: str, predicted_ns: int = 0) -> Schedule:
         """Return the same schedule with its origin: policy, version and seed, and predicted makespan."""
         return dataclasses.replace(self, policy=policy, made_by=by, predicted_ns=predicted_ns)
+
+    def interval_ns(self, graph: OpGraph, predicted_ns: int) -> tuple[int, int]:
+        """Return the prediction interval of its time in ns, as `OpGraph.interval_ns`."""
+        return graph.interval_ns(
+            predicted_ns, self.stream_count, other_kernels=self.has_variants, searched=self.searched
+        )
 
     def check(self, graph: OpGraph, name: str = "schedule") -> Schedule:
         """Check that the schedule is legal for a step, and return it.

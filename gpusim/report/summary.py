@@ -46,6 +46,7 @@ class SummaryVerdict(Document, frozen=True, kw_only=True):
     text: str
     """Text of the verdict, without names of commands."""
     other_kernels: bool = False
+    searched: bool = False
     less_known: bool = False
     unknown: bool = False
     rows: tuple[SummaryWay, ...] = ()
@@ -119,6 +120,7 @@ def summarize_verdict(verdict: Verdict) -> SummaryVerdict:
         high=verdict.high,
         text=verdict.sentence,
         other_kernels=verdict.other_kernels,
+        searched=verdict.searched,
         less_known=verdict.less_known,
         unknown=verdict.unknown,
         rows=tuple(

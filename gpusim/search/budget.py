@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpusim.bounds.bounds import Bounds
-from gpusim.defaults import SEARCH as SEARCH
+from gpusim.defaults import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.formats.schedule import Partition
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
@@ -20,12 +20,9 @@ from gpusim.search.priorities import local_search
 from gpusim.search.variants import search_partitions, search_variants
 from gpusim.trace.merging import plain_variants
 
-#: Names of rows of searched schedules with variants, and with SM partitions.
-VARIANTS, PARTITIONS = "with variants", "with partitions"
-SEARCHED = (SEARCH, VARIANTS, PARTITIONS)
 #: Name of rows of policies' schedules for the variants that are fastest alone.
 POLICIES_WITH_VARIANTS = "policies with variants"
-#: Names of rows that come after the search. They are recommended if they lead all others clearly.
+#: Names of rows that come after the search. They come last among equals.
 WITH_SEARCH = (*SEARCHED, POLICIES_WITH_VARIANTS)
 #: Share of the budget for the search over list schedules; the rest refines the best schedules.
 LISTS_SHARE = 0.2

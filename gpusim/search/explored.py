@@ -23,16 +23,10 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, write_schedule
 from gpusim.policies.shared.list_scheduling import FastLists
-from gpusim.search.budget import SEARCHED
 from gpusim.search.events import compared_ns
 from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.units import counted, format_ns
-
-#: Predicted lead over every policy that a searched schedule needs to be recommended. A search also exploits errors of
-#: the model: on an H200, nine searched schedules were predicted 3.9 % better than the best policy and were 0.2 %
-#: better, the worst 4 % slower (research/2026-11-23-fidelity.md). A trial on the GPU needs no such margin.
-SEARCH_MARGIN = 0.06
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,7 +140,7 @@ class Explored:
         """
         faster = [row for row in self.allowed if row.makespan_ns < self.best.makespan_ns]
         if self.best.policy == "sequential":
-            faster = [row for row in faster if row.policy in SEARCHED]
+            faster = [row for row in faster if row.schedule.searched]
         return min(faster, key=lambda row: row.makespan_ns, default=None)
 
     @property
@@ -160,7 +154,10 @@ class Explored:
         if passed.compared_ns >= self.best.compared_ns:
             more = counted(passed.events - self.best.events, "more event")
             return f"it has {more}, which may cost its lead"
-        return f"its lead is smaller than the model's known optimism ({100 * SEARCH_MARGIN:.0f} %)"
+        optimism = self.hardware.uncertainty.further_frac(
+            other_kernels=passed.schedule.has_variants, searched=passed.schedule.searched
+        )
+        return f"its lead is smaller than the model's known optimism ({optimism:.1%})"
 
     def with_best(self, row: Row) -> Explored:
         """Return the same exploration with another row as the best, as found by a trial on the GPU."""
@@ -239,6 +236,7 @@ def conclude(
             bound,
             graph.may_lose_cache and not graph.predicts_misses,
             schedule.has_variants,
+            schedule.searched,
             verdict_rows(
                 graph,
                 schedule,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from gpusim.defaults import SEARCHED
 from gpusim.formats.measurement import Measurement
-from gpusim.search.budget import POLICIES_WITH_VARIANTS, SEARCHED, WITH_SEARCH
+from gpusim.search.budget import POLICIES_WITH_VARIANTS, WITH_SEARCH
 from gpusim.search.explored import Explored, Row
 
 #: Number of schedules tried per search and stream count; the best ones are neighbours and much alike.

@@ -114,6 +114,8 @@ class Verdict:
     text: str
     other_kernels: bool = False
     """True if the schedule runs variants, for which the interval allows as well."""
+    searched: bool = False
+    """True if a search found the schedule, for which the interval allows as well."""
     rows: tuple[VerdictRow, ...] = ()
     """Ways to run the step, eager first."""
     less_known: bool = False
@@ -147,6 +149,7 @@ def verdict(
     bound: Bounds,
     misses_left_out: bool = False,
     other_kernels: bool = False,
+    searched: bool = False,
     rows: tuple[VerdictRow, ...] = (),
     estimated: bool = False,
     less_known: bool = False,
@@ -165,6 +168,7 @@ def verdict(
         sequential_ns,
         streams,
         other_kernels=other_kernels,
+        searched=searched,
         less_known=less_known,
     )
     less, more = margins(least_frac=ESTIMATED_GAIN_FRAC if estimated else 0.0)
@@ -209,4 +213,4 @@ def verdict(
         )
     if unknown:
         rows = tuple(dataclasses.replace(row, advice=UNKNOWN_WAY) if row.what == "streams" else row for row in rows)
-    return Verdict(worth_it, speedup, low, high, text, other_kernels, rows, less_known, unknown)
+    return Verdict(worth_it, speedup, low, high, text, other_kernels, searched, rows, less_known, unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpusim.rules.anchor import is_as_captured
 from gpusim.trace.store import bundled_traces, read_trace, structure_hash
 from gpusim.validation.chosen import hardware_of
 from gpusim.validation.memory_again import memory_again, plans_path
+from gpusim.validation.recipe import is_search
 from gpusim.validation.replayed import SUFFIX, read_replayed, wrong_trace
 from gpusim.validation.stages import trace_path
 
@@ -75,6 +77,7 @@ def replayed_schedules(
     schedules = read_replayed(schedules_file)
     if len(schedules) != len(cases):
         raise MeasurementError(str(results), f"has {len(cases)} cases, and {len(schedules)} schedules next to it")
+    searched = {(each.trace, each.schedule) for each in schedules if is_search(each.policy)}
     graphs: dict[str, OpGraph] = {}
     hashes: dict[str, str] = {}
     for number, (case, schedule) in enumerate(zip(cases, schedules, strict=True)):
@@ -92,7 +95,8 @@ def replayed_schedules(
         chosen = zip(schedule.variants, graph.trace.ops, strict=True) if len(schedule.variants) == len(graph) else ()
         if files[case.trace] == bundled_traces().get(case.trace) and any(v > len(op.variants) for v, op in chosen):
             raise wrong_trace(results, case.trace, files[case.trace], "without the kernels that its schedules choose")
-        yield case, graph, schedule.schedule.check(graph, f"{schedules_file}: $.schedules[{number}]")
+        checked = schedule.schedule.check(graph, f"{schedules_file}: $.schedules[{number}]")
+        yield case, graph, dataclasses.replace(checked, searched=(case.trace, checked) in searched)
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:
@@ -135,5 +139,5 @@ def anchored_again(results: Path, traces: Mapping[str, Path] | None = None) -> d
 def _predicted(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEngine) -> ResultCase:
     """Return a case with the prediction and the interval of today."""
     predicted_ns = engine.run(lower(graph, schedule, memory=False), graph.hardware).makespan_ns
-    interval_ns = graph.interval_ns(predicted_ns, schedule.stream_count, schedule.has_variants)
+    interval_ns = schedule.interval_ns(graph, predicted_ns)
     return msgspec.structs.replace(case, predicted_ns=predicted_ns, predicted_interval_ns=interval_ns)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpusim.bounds.bounds import bounds
-from gpusim.defaults import RECOMMENDED
+from gpusim.defaults import PARTITIONS, RECOMMENDED, SEARCH, SEARCHED, VARIANTS
 from gpusim.engine.evaluate import Evaluator
 from gpusim.formats.hardware import HardwareModel, default_hardware
 from gpusim.formats.measurement import Measurement
@@ -21,7 +21,6 @@ from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.random_schedules import RANDOM, random_schedule
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import PARTITIONS, SEARCH, SEARCHED, VARIANTS
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
 from gpusim.search.trial import contenders
@@ -29,7 +28,7 @@ from gpusim.search.variants import parse_splits
 from gpusim.trace.store import read_trace
 from gpusim.validation.fair import fair_schedules
 from gpusim.validation.neighbours import neighbour_schedules
-from gpusim.validation.recipe import FASTEST_KERNELS, SEARCHES, WITHOUT_VARIANTS
+from gpusim.validation.recipe import FASTEST_KERNELS, ON_PARTITIONS, SEARCHES, WITHOUT_VARIANTS
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,7 @@ def choose_schedules(path: Path, recipe: Recipe) -> Chosen:
         for (policy, schedule), evaluation in zip(asked_for, evaluations, strict=True)
     )
     tried = [] if explored is None else contenders(explored, recipe.measure)
-    intervals_ns = tuple(
-        graph.interval_ns(each.predicted_ns, each.stream_count, each.has_variants) for each in schedules
-    )
+    intervals_ns = tuple(each.interval_ns(graph, each.predicted_ns) for each in schedules)
     bound = bounds(graph)
     return Chosen(
         schedules,
@@ -183,7 +180,7 @@ def _searched(explored: Explored, kind: str) -> Iterator[tuple[str, Schedule]]:
         for tried in explored.partitions:
             on_split = [row for row in explored.rows if row.schedule.partitions == tried.partitions]
             sms = "+".join(str(partition.sms) for partition in tried.partitions)
-            yield f"partitions {sms}", min(on_split, key=lambda row: row.compared_ns).schedule
+            yield f"{ON_PARTITIONS}{sms}", min(on_split, key=lambda row: row.compared_ns).schedule
 
 
 def _by_lot(graph: OpGraph, recipe: Recipe) -> Iterator[tuple[str, Schedule]]:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpusim.defaults import SEARCH
+from gpusim.defaults import SEARCH, SEARCHED
 from gpusim.engine.evaluate import Evaluator
 from gpusim.formats.recipe import Recipe
 from gpusim.formats.results import Kernels
@@ -21,7 +21,6 @@ from gpusim.plan.ranking import ranked_variants
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import StepSync
 from gpusim.policies.registry import POLICIES, stream_counts
-from gpusim.search.budget import SEARCHED
 from gpusim.search.events import compared_ns, events_of
 from gpusim.search.explore import explore
 from gpusim.validation.recipe import FASTEST_KERNELS, MEASURED_IOS

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from gpusim.defaults import SEARCH, SEARCHED
 from gpusim.formats.recipe import Recipe
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.ios import one_pool
-from gpusim.search.budget import SEARCH, SEARCHED
 from gpusim.search.explore import explore
 from gpusim.search.near_best import near_best
 

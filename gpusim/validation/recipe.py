@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpusim.defaults import RECOMMENDED, SEARCH
+from gpusim.defaults import RECOMMENDED, SEARCH, SEARCHED
 from gpusim.errors import RecipeError
 from gpusim.formats.recipe import Case, Recipe
 from gpusim.gpu.replay.allowlist import check_operators
@@ -13,7 +13,6 @@ from gpusim.io.files import read_toml
 from gpusim.io.packed import is_file
 from gpusim.memplan.policies.registry import MEMORY_POLICIES
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import SEARCHED
 from gpusim.trace.store import bundled_traces, read_trace
 from gpusim.trace.trust import check_trace_code, names_code, require_trust, wrong_name
 
@@ -25,6 +24,13 @@ MEASURED_IOS = "ios, measured stages"
 FASTEST_KERNELS = "fastest kernels"
 #: Names that a recipe may use in addition to policies: the recommendation, and the best searched schedules by kind.
 SEARCHES = (RECOMMENDED, *SEARCHED, WITHOUT_VARIANTS, FASTEST_KERNELS)
+#: Begin of the name of the best searched schedule with each split of the SMs.
+ON_PARTITIONS = "partitions "
+
+
+def is_search(policy: str) -> bool:
+    """Return whether rows of results with this name are searched schedules; those recommended may be."""
+    return policy in (*SEARCHED, WITHOUT_VARIANTS) or policy.startswith(ON_PARTITIONS)
 
 
 def read_recipe(path: Path, numbers: Sequence[int] = ()) -> Recipe:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from held_events import Again, predicted
 
-from gpusim.search.budget import SEARCH
+from gpusim.defaults import SEARCH
 from gpusim.validation.neighbours import BY_BLOCKS, BY_POOL
 from gpusim.validation.recipe import WITHOUT_VARIANTS
 

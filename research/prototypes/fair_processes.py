@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpusim.defaults import SEARCH
 from gpusim.formats.results import ResultCase, newest_results, read_results
-from gpusim.search.budget import SEARCH
 from gpusim.validation.recipe import FASTEST_KERNELS
 from gpusim.validation.statistics import by_step, fidelity
 

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
+from gpusim.defaults import SEARCH
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import GpusimError
 from gpusim.formats.results import ResultCase
 from gpusim.plan.lower import lower
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import SEARCH
 from gpusim.search.explored import SEARCH_MARGIN
 from gpusim.validation.again import replayed_schedules
 from gpusim.validation.statistics import MIN_SCHEDULES, kendall_tau, regret

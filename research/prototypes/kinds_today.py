@@ -14,9 +14,8 @@ from pathlib import Path
 
 from set_uncertainty import kind_of
 
-from gpusim.defaults import RECOMMENDED
+from gpusim.defaults import RECOMMENDED, SEARCH
 from gpusim.formats.results import ResultCase, newest_results
-from gpusim.search.budget import SEARCH
 from gpusim.validation.again import predict_again
 from gpusim.validation.statistics import NOISE_FRAC, by_step, counted_replays, fidelity
 

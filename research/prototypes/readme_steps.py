@@ -13,13 +13,13 @@ import statistics
 import sys
 from pathlib import Path
 
+from gpusim.defaults import SEARCH
 from gpusim.engine.evaluate import Evaluator
 from gpusim.formats.results import first_of_each_step, newest_results, read_results
 from gpusim.io.file_limits import MAX_STREAMS
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES, stream_counts
-from gpusim.search.budget import SEARCH
 from gpusim.search.explore import explore
 from gpusim.validation.again import replayed_schedules
 

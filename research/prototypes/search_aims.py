@@ -15,9 +15,9 @@ import statistics
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from gpusim.defaults import SEARCH
 from gpusim.formats.results import ResultCase, newest_results, read_results
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import SEARCH
 from gpusim.validation.models import NEAR_FRAC
 from gpusim.validation.replayed import SUFFIX, read_replayed
 from gpusim.validation.statistics import by_step, counted_replays

@@ -16,9 +16,8 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from gpusim.defaults import RECOMMENDED
+from gpusim.defaults import RECOMMENDED, SEARCH
 from gpusim.formats.results import ResultCase, newest_results
-from gpusim.search.budget import SEARCH
 from gpusim.search.events import compared_ns
 from gpusim.validation.again import predict_again
 from gpusim.validation.recipe import FASTEST_KERNELS

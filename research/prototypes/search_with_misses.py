@@ -14,9 +14,9 @@ import sys
 from typing import Any
 
 import gpusim
+from gpusim.defaults import SEARCH
 from gpusim.plan.graph import OpGraph
 from gpusim.search import judging
-from gpusim.search.budget import SEARCH
 from gpusim.search.explore import explore
 from gpusim.trace.store import bundled_traces
 

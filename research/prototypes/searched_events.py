@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gpusim
-from gpusim.search.budget import SEARCH, SEARCHED
+from gpusim.defaults import SEARCH, SEARCHED
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored, Row
 

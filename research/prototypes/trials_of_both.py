@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 from errors_of_trials import tried_steps
 
+from gpusim.defaults import SEARCH, VARIANTS
 from gpusim.plan.schedule import Schedule
-from gpusim.search.budget import POLICIES_WITH_VARIANTS, SEARCH, VARIANTS
+from gpusim.search.budget import POLICIES_WITH_VARIANTS
 from gpusim.search.explored import Row
 from gpusim.search.trial import contenders
 

@@ -29,6 +29,7 @@ from gpusim.analysis.whatif import (
     sensitivities,
 )
 from gpusim.cli import main
+from gpusim.defaults import SEARCH
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import OptionError, TraceError, WorkerError
 from gpusim.formats.hardware import load_hardware
@@ -48,7 +49,6 @@ from gpusim.report.perfetto import run_from_timeline
 from gpusim.report.waiting import waiting_chain, waiting_text
 from gpusim.rules.start_interference import lost_ns
 from gpusim.search.background import Exploration
-from gpusim.search.budget import SEARCH
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
 from gpusim.trace.store import load_trace, other_batches, write_trace

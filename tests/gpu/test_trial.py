@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpusim.defaults import SEARCH, VARIANTS
 from gpusim.errors import ReplayError
 from gpusim.formats.measurement import SCHEMA, Measurement, OutputCheck
 from gpusim.formats.trace import Gpu, Timing
@@ -21,7 +22,7 @@ from gpusim.gpu.replay import replay as replay_module
 from gpusim.gpu.trial import try_best
 from gpusim.plan.schedule import Schedule
 from gpusim.report.trial_table import print_trial, trial_document
-from gpusim.search.budget import POLICIES_WITH_VARIANTS, SEARCH, VARIANTS
+from gpusim.search.budget import POLICIES_WITH_VARIANTS
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored, Row
 from gpusim.search.trial import contenders

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusim.cli import cli
+from gpusim.defaults import VARIANTS
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
@@ -31,7 +32,6 @@ from gpusim.plan.tasks import LaunchMode
 from gpusim.policies.registry import POLICIES
 from gpusim.report.tables import explored_document
 from gpusim.search import variants as choices
-from gpusim.search.budget import VARIANTS
 from gpusim.search.explore import explore
 from gpusim.search.neighbourhood import refine
 from gpusim.search.variants import search_variants

@@ -7,6 +7,7 @@ import pytest
 
 from gpusim.analysis.explain import MISSES, explain
 from gpusim.bounds.bounds import bounds
+from gpusim.defaults import PARTITIONS
 from gpusim.engine.evaluate import Evaluator
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
@@ -18,7 +19,6 @@ from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
 from gpusim.rules.l2_cache import MISSING_GAP_NS, launch_lost_ns, lost_ns
-from gpusim.search.budget import PARTITIONS
 from gpusim.search.explore import explore
 from gpusim.search.neighbourhood import Refined
 from gpusim.search.variants import tried_variants, usual_splits

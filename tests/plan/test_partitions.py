@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusim.cli import cli
+from gpusim.defaults import PARTITIONS, SEARCH
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.fast import FastEngine
 from gpusim.engine.reference import ReferenceEngine
@@ -28,7 +29,6 @@ from gpusim.plan.partitions import Layout, in_partition, lay_out
 from gpusim.plan.schedule import Schedule, read_schedule, write_schedule
 from gpusim.plan.tasks import MAX_PARTITIONS, LaunchMode
 from gpusim.rules.partitions import PACKING
-from gpusim.search.budget import PARTITIONS, SEARCH
 from gpusim.search.explore import explore
 from gpusim.search.variants import parse_splits, usual_splits
 from gpusim.trace.store import write_trace

@@ -10,10 +10,10 @@ from collections import defaultdict
 import msgspec
 import pytest
 
+from gpusim.defaults import SEARCH
 from gpusim.formats.results import newest_results, read_results
 from gpusim.policies.registry import POLICIES
 from gpusim.quantiles import quantile
-from gpusim.search.budget import SEARCH
 from gpusim.validation.models import NEAR_FRAC
 from gpusim.validation.recipe import WITHOUT_VARIANTS
 from gpusim.validation.statistics import by_step, fidelity, kendall_tau, regret

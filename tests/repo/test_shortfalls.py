@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 
+from gpusim.defaults import SEARCH
 from gpusim.formats.results import ResultCase
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import SEARCH
 from gpusim.validation.statistics import by_step, counted_replays, fidelity
 from tests.support.claims import cases, prose
 

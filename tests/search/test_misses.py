@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpusim.defaults import SEARCH
 from gpusim.engine.batch import BatchEngine
 from gpusim.engine.evaluate import Evaluator
 from gpusim.formats.hardware import load_hardware
@@ -21,7 +22,6 @@ from gpusim.plan.lower import lower
 from gpusim.plan.partitions import lay_out
 from gpusim.plan.schedule import Schedule
 from gpusim.policies.registry import POLICIES
-from gpusim.search.budget import SEARCH
 from gpusim.search.events import compared_ns
 from gpusim.search.explore import explore
 from gpusim.search.judging import REFUSED_NS

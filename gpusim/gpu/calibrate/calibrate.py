@@ -33,6 +33,7 @@ KEPT = (
     "uncertainty.less_known_frac",
     "uncertainty.saving_frac",
     "uncertainty.variants_frac",
+    "uncertainty.searched_frac",
     "contention.cross_load",
     "graph.join_ns",
     "graph.product_frac",
@@ -134,6 +135,7 @@ def calibrate(base: HardwareModel, command: str, say: Callable[[str], None] = la
             less_known_frac=base.uncertainty.less_known_frac,
             saving_frac=base.uncertainty.saving_frac,
             variants_frac=base.uncertainty.variants_frac,
+            searched_frac=base.uncertainty.searched_frac,
         ),
         sources=sources,
     )

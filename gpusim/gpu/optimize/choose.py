@@ -260,7 +260,7 @@ def _timed(
     timed: dict[str, Candidate] = {}
     for name, each in ready.items():
         schedule, ns = schedules[int(name)], predicted[name]
-        interval_ns = graph.interval_ns(ns, schedule.stream_count, schedule.has_variants)
+        interval_ns = schedule.interval_ns(graph, ns)
         timed[name] = Candidate(captured, schedule, each, times[name], ns, interval_ns)
     return timed
 

@@ -200,7 +200,7 @@ def replay_memory(
                 sequential=times["kept"],
                 predicted_ns=outcome.step_ns,
                 predicted_interval_ns=graph.interval_ns(
-                    outcome.step_ns, outcome.plan.streams, outcome.plan.has_variants
+                    outcome.step_ns, outcome.plan.streams, other_kernels=outcome.plan.has_variants
                 ),
                 predicted_sequential_ns=base.step_ns,
                 hardware=hardware.label,

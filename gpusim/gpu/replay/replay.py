@@ -104,7 +104,7 @@ def replay(
             schedule=times[str(index)],
             sequential=times["0"],
             predicted_ns=predicted[index],
-            predicted_interval_ns=graph.interval_ns(predicted[index], schedule.stream_count, schedule.has_variants),
+            predicted_interval_ns=schedule.interval_ns(graph, predicted[index]),
             predicted_sequential_ns=predicted[0],
             hardware=hardware.label,
             outputs=msgspec.structs.replace(checks[index - 1], sensitive=sensitive),
