@@ -10,6 +10,7 @@ import argparse
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 from gpusim.defaults import SEARCH
@@ -217,6 +218,7 @@ def repeats() -> list[str]:
     recordings: list[float] = []
     processes: list[float] = []
     days: list[float] = []
+    gpus: list[float] = []
     clocks: Counter[int] = Counter()
     times: dict[object, dict[str, list[int]]] = {}
     sequential: dict[object, dict[str, list[int]]] = {}
@@ -227,10 +229,14 @@ def repeats() -> list[str]:
         in_processes = read_recipe(ROOT / "validate" / f"{results.recipe}.toml").processes > 1
         clocks.update(case.sm_clock_mhz for case in results.cases)
         for case, replayed in zip(results.cases, read_replayed(file), strict=True):
-            several = len(case.processes) > 1 or (in_processes and not case.processes)
-            if several and case.streams > 1 and case.outputs_equal:  # the interval is that of their medians
-                on_days = len({each.date for each in case.processes}) > 1
-                (days if on_days else processes).append(case.interval_ns[1] / case.interval_ns[0] - 1)
+            if case.streams > 1 and case.outputs_equal:
+                for first, second in combinations(case.processes, 2):
+                    known = {each.gpu_id for each in (first, second)} - {""}
+                    group = gpus if len(known) == 2 else days if first.date != second.date else processes
+                    slower_ns, faster_ns = sorted((first.measured_ns, second.measured_ns), reverse=True)
+                    group.append(slower_ns / faster_ns - 1)
+                if in_processes and not case.processes:  # the interval is that of their medians
+                    processes.append(case.interval_ns[1] / case.interval_ns[0] - 1)
             if case.streams > 1 and case.fastest_ns and case.outputs_equal and len(case.processes) < 2:
                 recordings.append(case.slowest_ns / case.fastest_ns - 1)
             step = (case.trace, replayed.trace_hash)
@@ -246,6 +252,7 @@ def repeats() -> list[str]:
         ],
         "one schedule, processes of one run": processes,
         "one schedule, processes of two days": days,
+        "one schedule, two H200s, on two days": gpus,
         "equal schedules, other runs": _between(times),
         "sequential graphs, other runs": _between(sequential),
     }

@@ -1,4 +1,4 @@
-"""The fair comparison in two processes, from its results: python research/prototypes/fair_processes.py."""
+"""The fair comparison, process by process, from its results: python research/prototypes/fair_processes.py."""
 
 from __future__ import annotations
 
@@ -50,42 +50,55 @@ def _within(case: ResultCase, measured_ns: int) -> bool:
 
 
 def main() -> None:
-    """Print a row for each step with two processes, and the means."""
+    """Print a row for each step and each process after the first, next to the one before, and means over steps."""
+    by_name = by_step(read_results(newest_results(RESULTS, "fair")).cases)
     gains: dict[tuple[str, int], list[float]] = {}
-    apart: list[float] = []
-    print("| step | second over first: median (range) | sequential | captured: search over best policy | chosen |")
-    print("|---|--:|--:|--:|--:|")
-    for name, cases in by_step(read_results(newest_results(RESULTS, "fair")).cases).items():
-        if min(len(case.processes) for case in cases) < 2:
-            continue
-        first, second = cases[0].processes[:2]
-        over = [100 * (case.processes[1].measured_ns / case.processes[0].measured_ns - 1) for case in cases]
-        apart += map(abs, over)
+    apart: dict[int, list[float]] = {}
+    print("| step | process | over the one before: median (range) | sequential | GPUs |")
+    print("|---|--:|--:|--:|---|")
+    for name, cases in by_name.items():
+        for later in range(1, min(len(case.processes) for case in cases)):
+            before, after = cases[0].processes[later - 1 : later + 1]
+            over = [
+                100 * (case.processes[later].measured_ns / case.processes[later - 1].measured_ns - 1) for case in cases
+            ]
+            apart.setdefault(later, []).extend(map(abs, over))
+            shown = f"{statistics.median(over):+.1f} ({min(over):+.1f} to {max(over):+.1f}) %"
+            sequential = f"{100 * (after.sequential_ns / before.sequential_ns - 1):+.1f} %"
+            gpus = " and ".join(each.gpu_id[4:12] or "not known" for each in (before, after))
+            print(f"| {name} | {later + 1} | {shown} | {sequential} | {gpus} |")
+    for later, each in apart.items():
+        print(
+            f"process {later + 1} over {later}, {len(each)} schedules: {statistics.median(each):.1f} % apart in the "
+            f"median, {max(each):.1f} % at most"
+        )
+    print("| step | captured: search over best policy, by process | chosen |")
+    print("|---|--:|--:|")
+    for name, cases in by_name.items():
         cells = []
         for kernels in ("captured", "chosen"):
             of_kernels = [case for case in cases if case.kernels == kernels]
             if not any(case.policy == SEARCH for case in of_kernels):
                 cells.append("")
                 continue
-            both = [gain(of_kernels, process) for process in (0, 1)]
-            for process, each in enumerate(both):
-                gains.setdefault((kernels, process), []).append(each)
-            cells.append(", ".join(f"{each:.3f}" for each in both))
-        shown = f"{statistics.median(over):+.1f} ({min(over):+.1f} to {max(over):+.1f}) %"
-        sequential = f"{100 * (second.sequential_ns / first.sequential_ns - 1):+.1f} %"
-        print(f"| {name} | {shown} | {sequential} | {' | '.join(cells)} |")
-    fair = [case for case in read_results(newest_results(RESULTS, "fair")).cases if not case.fitted]
-    for name, place in (("first process", 0), ("last process", -1), ("median of processes", None)):
-        print(f"{name}, networks without a fitted constant: {errors(fair, place)}")
+            each = [gain(of_kernels, process) for process in range(min(len(case.processes) for case in cases))]
+            for process, value in enumerate(each):
+                gains.setdefault((kernels, process), []).append(value)
+            cells.append(", ".join(f"{value:.3f}" for value in each))
+        print(f"| {name} | {' | '.join(cells)} |")
+    for (kernels, process), each in gains.items():
+        print(f"{kernels}, process {process + 1}: {statistics.geometric_mean(each):.3f} of {len(each)}")
+    fair = [case for cases in by_name.values() for case in cases if not case.fitted]
+    most = max(len(case.processes) for case in fair)
+    for number in range(most):
+        print(f"process {number + 1}, networks without a fitted constant: {errors(fair, number)}")
+    print(f"median of processes: {errors(fair, None)}")
     several = [case for case in fair if len(case.processes) > 1 and case.streams > 1 and case.outputs_equal]
     inside = [[_within(case, each.measured_ns) for each in case.processes] for case in several]
     print(
-        f"{len(several)} with two processes: {sum(_within(case, case.measured_ns) for case in several)} within by the "
-        f"median, {sum(map(all, inside))} in both processes"
+        f"{len(several)} with several processes: {sum(_within(case, case.measured_ns) for case in several)} within by "
+        f"the median, {sum(map(all, inside))} in all processes"
     )
-    for (kernels, process), each in gains.items():
-        print(f"{kernels}, process {process + 1}: {statistics.geometric_mean(each):.3f} of {len(each)}")
-    print(f"{len(apart)} schedules: {statistics.median(apart):.1f} % apart in the median, {max(apart):.1f} % at most")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +37,10 @@ Say = Callable[[str], None]
 TRIED = 8
 #: Number of the fastest ones that are recorded again: recordings of one schedule differ by some percent.
 RECORDED_AGAIN = 2
+#: Recordings of the schedule that is chosen in the end, for each of another's, and the time for them, in s. Of twelve
+#: recordings the fastest takes up to 2 % less than of three, and stays the fastest (research/2026-11-30-recordings.md).
+MORE_RECORDINGS: Final = 4
+RECORDING_S: Final = 5.0
 #: Memory that must be free for a further recording, in recordings: itself, and the user's own step, to compare with.
 ROOM = 2
 #: More than the memory of any GPU.
@@ -192,7 +198,8 @@ def tried(
         return [_planned(captured, graph, executor, timed, memory_limit_bytes, say, plan)], sequential
     ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
     best = [
-        _best_recording(captured, graph.trace, executor, each, memory_limit_bytes) for each in ranked[:RECORDED_AGAIN]
+        _best_recording(each, graph.trace, executor, memory_limit_bytes, executor.recordings)
+        for each in ranked[:RECORDED_AGAIN]
     ]
     return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential
 
@@ -233,13 +240,32 @@ def _planned(
     return Candidate(captured, timed["0"].schedule, planned.ready, time_ns, predicted_ns, interval_ns, plan)
 
 
+def recorded_more(candidate: Candidate, trace: Trace, executor: Executor, memory_limit_bytes: int | None) -> Candidate:
+    """Return the candidate in the fastest of many recordings. May change the user's tensors.
+
+    Memory plans and schedules on one stream stay as they are, as all do on a device that records a schedule once.
+    """
+    if executor.recordings == 1 or candidate.streams == 1 or candidate.plan is not None:
+        return candidate
+    most = MORE_RECORDINGS * executor.recordings
+    return _best_recording(candidate, trace, executor, memory_limit_bytes, most, RECORDING_S)
+
+
 def _best_recording(
-    captured: Captured, trace: Trace, executor: Executor, first: Candidate, memory_limit_bytes: int | None
+    first: Candidate,
+    trace: Trace,
+    executor: Executor,
+    memory_limit_bytes: int | None,
+    most: int,
+    limit_s: float = math.inf,
 ) -> Candidate:
-    """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own."""
-    recordings = [first.ready]
-    while len(recordings) < executor.recordings and _has_room(trace, recordings, executor):
-        recordings.append(executor.prepare(captured, trace, first.schedule))
+    """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own.
+
+    There are `most` at most, and no more once `limit_s` have passed.
+    """
+    recordings, begin = [first.ready], perf_counter()
+    while len(recordings) < most and perf_counter() - begin < limit_s and _has_room(trace, recordings, executor):
+        recordings.append(executor.prepare(first.captured, trace, first.schedule))
     if len(recordings) == 1:
         return first
     ready = {

@@ -23,7 +23,7 @@ from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import MIXED, Captured, capture_bound
 from gpusim.gpu.optimize.check import Checked, Checker
-from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns
+from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns, recorded_more
 from gpusim.gpu.optimize.eager_step import timed_eager
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
@@ -156,7 +156,7 @@ class StepMaker:
             mixed = self._mixed(task, profiled)
             tried = self._tried(task, _promising([*profiled, *mixed]))
             with self.say.stage("trial"):
-                ranked = in_turns([each.ranked for each in tried], self.executor)
+                ranked = self._recorded(task, in_turns([each.ranked for each in tried], self.executor), tried)
             with self.say.stage("check"):
                 sequential = [each.sequential for each in tried]
                 verified = self._verified(task, ranked, sequential)
@@ -186,6 +186,13 @@ class StepMaker:
             verified, eager_ns, front.sequential.time_ns, front.sequential.predicted_ns, decided_by, without
         )
 
+    def _recorded(self, task: _Task, ranked: list[Candidate], tried: Sequence[Tried]) -> list[Candidate]:
+        """Return the candidates, the first one in the fastest of many recordings."""
+        (of_first,) = (each for each in tried if each.captured is ranked[0].captured)
+        with put_back(task.step), restored(task.captured):
+            first = recorded_more(ranked[0], of_first.trace, self.executor, self.wanted.memory_limit_bytes)
+        return [first, *ranked[1:]]
+
     def _verified(self, task: _Task, ranked: Sequence[Candidate], sequential: Sequence[Candidate] = ()) -> Checked:
         return self.checker.verified(task.step, task.captured, task.rates, ranked, task.kept, sequential)
 
@@ -207,6 +214,8 @@ class StepMaker:
             before = Candidate(
                 of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
             )
+            with self.say.stage("cache"), put_back(task.step), restored(captured):
+                before = recorded_more(before, trace, self.executor, limit_bytes)
             with self.say.stage("check"):
                 verified = self._verified(task, [before])
         except CANNOT_RUN as cause:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from gpusim.formats.results import Baseline
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.inductor.kernels import all_loaded_code
+from gpusim.gpu.optimize.choose import RECORDING_S
 from gpusim.gpu.optimize.copies import Copies
 from gpusim.gpu.reach.search import BEHIND
 from gpusim.gpu.replay.cudagraph import own_workspaces
@@ -30,8 +32,9 @@ from gpusim.gpu.replay.timing import time_interleaved
 Call = Callable[..., Any]
 
 WARMUP_CALLS: Final = 3
-#: Recordings of a hand-made graph, of which the fastest counts; and rounds to compare them.
-RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = 3, 3, 6.0
+#: Recordings of a hand-made graph, of which the fastest counts: as many as of the optimized step, in the same time. And
+#: rounds to compare them.
+RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = 12, 3, 6.0
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ def make(peer: Baseline, step: ModelStep) -> Contender:
     for _ in range(WARMUP_CALLS):
         call(*tensors_of(step))
     torch.cuda.synchronize()
-    peak_bytes = torch.cuda.max_memory_allocated() - before
-    return Contender(call, model, peak_bytes, () if peer == "eager" else all_loaded_code())
+    peak_bytes = call.peak_bytes if isinstance(call, _HandMade) else torch.cuda.max_memory_allocated()
+    return Contender(call, model, peak_bytes - before, () if peer == "eager" else all_loaded_code())
 
 
 def _eager(step: ModelStep, model: nn.Module) -> Call:
@@ -132,18 +135,20 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
         for _ in range(WARMUP_CALLS):
             call(*fixed)
     torch.cuda.current_stream().wait_stream(side)
-    recordings = []
-    for _ in range(RECORDINGS):
+    recordings: list[tuple[torch.cuda.CUDAGraph, Any, list[Any]]] = []
+    begin, peak_bytes = perf_counter(), 0
+    while len(recordings) < RECORDINGS and perf_counter() - begin < RECORDING_S:
         graph = torch.cuda.CUDAGraph()
         with own_workspaces(1), torch.cuda.graph(graph):
             result = call(*fixed)
         recordings.append((graph, result, [parameter.grad for parameter in model.parameters()]))
+        peak_bytes = peak_bytes or torch.cuda.max_memory_allocated()  # others hold results and gradients besides
     replays = {str(n): recording[0].replay for n, recording in enumerate(recordings)}
     timed = time_interleaved(replays, TRIAL_ROUNDS, TRIAL_MS)
-    graph, result, gradients = recordings[min(range(RECORDINGS), key=lambda n: timed[str(n)].median_ns)]
+    graph, result, gradients = recordings[min(range(len(recordings)), key=lambda n: timed[str(n)].median_ns)]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient  # of the counted recording: each has gradients of its own
-    return _HandMade(graph, fixed, result, held=(call, gradients))
+    return _HandMade(graph, fixed, result, peak_bytes, held=(call, gradients))
 
 
 class _HandMade:
@@ -153,7 +158,16 @@ class _HandMade:
     states. Without it torch returns the states' memory to the driver when it next records a graph.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, fixed: tuple[Any, ...], result: Any, held: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        fixed: tuple[Any, ...],
+        result: Any,
+        peak_bytes: int,
+        held: tuple[Any, ...],
+    ) -> None:
+        self.peak_bytes = peak_bytes
+        """Peak memory of the process when the first recording was made, in bytes."""
         self._graph, self._result, self._held = graph, result, held
         self._copy_in = Copies([each for each in fixed if isinstance(each, torch.Tensor)])
 

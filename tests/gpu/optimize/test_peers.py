@@ -53,7 +53,7 @@ def optimizers(monkeypatch: pytest.MonkeyPatch) -> list[torch.optim.Optimizer]:
     monkeypatch.setattr(torch.optim, "SGD", Watched)
     monkeypatch.setattr(peers, "own_workspaces", lambda streams: nullcontext())
     # The second of the recordings is the fastest.
-    times = {"0": 3, "1": 1, "2": 2}
+    times = {str(number): 3 for number in range(peers.RECORDINGS)} | {"1": 1, "2": 2}
     monkeypatch.setattr(
         peers,
         "time_interleaved",
