@@ -72,7 +72,7 @@ class Case:
     predicted_ns: int
     sequential_ns: float
     less_known: bool
-    searched: bool
+    searched: bool = False
 
     @property
     def error_frac(self) -> float:

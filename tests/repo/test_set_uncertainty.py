@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import msgspec
 import pytest
 
 from gpusim.formats.hardware import Uncertainty
@@ -10,7 +14,7 @@ from tests.repo.test_readme import script
 BASE = Uncertainty(sequential_frac=0.0, schedule_frac=0.0)
 
 
-def cases_of(step: str, late: list[float], less_known: bool = False, saved: float = 0.5) -> list[object]:
+def cases_of(step: str, late: list[float], less_known: bool = False, saved: float = 0.5) -> list[Any]:
     """Return schedules predicted at 1,000,000 ns, late by these shares; the saving is a share of that time, too."""
     make = script("set_uncertainty").Case
     measured_ns = [round(1e6 * (1 + each)) for each in late]
@@ -58,6 +62,21 @@ def test_interval_of_other_steps_is_that_line_as_often_as_all_are_within() -> No
     uncertainty = found.fitted(cases, BASE)
     assert (uncertainty.less_known_frac, uncertainty.saving_frac) == (pytest.approx(0.026), pytest.approx(0.106))
     assert all(case.within(uncertainty) for case in cases)
+
+
+def test_searched_schedules_end_later_by_as_much_as_they_need_beyond_the_width_of_all() -> None:
+    """Twenty steps, each with 19 schedules late by 5 % and a searched one by 8.15 %: 1.05 * 1.03 is enough."""
+    found = script("set_uncertainty")
+    cases = [case for number in range(20) for case in cases_of(f"step{number}", [0.05] * 19)]
+    assert found.fitted(cases, BASE).searched_frac == 0.0
+    for number in range(20):
+        (late,) = cases_of(f"step{number}", [0.0815])
+        cases.append(dataclasses.replace(late, searched=True))
+    uncertainty = found.fitted(cases, BASE)
+    assert (uncertainty.schedule_frac, uncertainty.searched_frac) == (pytest.approx(0.05), pytest.approx(0.03))
+    assert all(case.within(uncertainty) for case in cases)
+    wide = msgspec.structs.replace(BASE, searched_frac=0.5)
+    assert found.fitted(cases, wide) == uncertainty, "a former width of searched ones must not narrow that of all"
 
 
 def test_network_left_out_does_not_widen_its_own_interval() -> None:
