@@ -183,8 +183,7 @@ def notes(asked: list[tuple[str, Question, int]], runs: list[gpusim.Simulated]) 
         if run.graph.trace.provenance.estimated:
             st.caption(f"{who}No interval: the kernel times are estimated; nothing ran on a GPU.")
         elif calibrated:
-            low_ns, high_ns = run.graph.interval_ns(run.makespan_ns, run.streams)
-            low, high = format_times_ns((low_ns, high_ns))
+            low, high = format_times_ns(run.interval_ns)
             st.caption(f"{who}90 % interval, from past measurements: {low} to {high}.")
         else:
             st.caption(f"{who}No interval: nothing like it has been measured. Kernel times are scaled.")

@@ -115,7 +115,7 @@ def test_training_is_told_how_to_run_its_whole_step() -> None:
 
 
 def test_a_searched_schedule_that_is_faster_and_not_recommended_is_explained() -> None:
-    app = page("verdict", trace="googlenet-train-b8", streams="8")
+    app = page("verdict", trace="googlenet-infer-b1", streams="8")
     [said] = [each.value for each in app.caption if "still not recommended" in each.value]
     assert said.startswith("The best searched schedule (search, ")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 import gpusim
+from gpusim.defaults import QUICK_EVALUATIONS
 from gpusim.trace.store import load_trace
 from tests.support.pages import (
     BRANCHES,
@@ -38,6 +42,20 @@ def test_what_if_begins_at_the_step_as_it_is_and_follows_a_slider(capsys: pytest
     assert time_ns(base, "step") == pytest.approx(printed["baseline"]["makespan_ns"], rel=1e-3)
     assert printed["whatif"]["makespan_ns"] > printed["baseline"]["makespan_ns"]
     assert "uncalibrated" in what_if["setting"]
+
+
+def test_interval_of_a_searched_schedule_is_that_of_the_verdict() -> None:
+    """Both pages end it later than that of a policy's."""
+    trace = "googlenet-train-b8"
+    [said] = [each.value for each in page("what-if", trace=trace).caption if "90 % interval" in each.value]
+    shown = [float(number) for number in re.findall(r"([\d.]+) ms", said)]
+    [note] = [each.delta for each in page("verdict", trace=trace).metric if each.label == "Recommended"]
+    assert [float(number) for number in re.findall(r"[\d.]+", note)] == shown
+    step = gpusim.load(trace)
+    best = gpusim.explore(step, evaluations=QUICK_EVALUATIONS)
+    assert best.schedule.searched
+    planned = dataclasses.replace(best.schedule, searched=False, policy="critical_path")
+    assert planned.interval_ns(step.graph, best.best.makespan_ns)[1] < 1e6 * shown[1] - 1e3
 
 
 def test_contention_is_a_control_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
