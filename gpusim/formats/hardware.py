@@ -223,8 +223,8 @@ class Uncertainty(Document, frozen=True, kw_only=True):
     variants_frac: Fraction = 0.0
     """Further slowdown of a schedule with variants: they are timed outside the step, and choosing the fastest favours
     lucky timings."""
-    searched_frac: Fraction = 0.0
-    """The same for a searched schedule, if larger: a search also finds errors of the model."""
+    searched_frac: Fraction = 0.014
+    """Further slowdown of a searched schedule, without variants: a search also finds errors of the model."""
     cache_frac: Fraction = 0.0
     """Unused; of earlier files."""
     products_frac: Fraction = 0.0

@@ -185,7 +185,7 @@ def _with_actions(acting: Acting, sequential_ns: int, made_by: str) -> Row:
 def _choose_within(
     graph: OpGraph, rows: list[Row], memory_limit_bytes: int | None, sequential_ns: int, problem: str
 ) -> Row:
-    """Return the row to recommend within the limit: with memory actions if no other keeps it, or by a clear lead.
+    """Return the row to recommend within the limit: with memory actions if no other keeps it, or by `ACTIONS_LEAD`.
 
     Raises `MemoryLimitError` if no row keeps it; `problem` says why no memory actions do.
     """

@@ -157,6 +157,8 @@ class Explored:
         optimism = self.hardware.uncertainty.further_frac(
             other_kernels=passed.schedule.has_variants, searched=passed.schedule.searched
         )
+        if not optimism:
+            return "its interval ends later"
         return f"its lead is smaller than the model's known optimism ({optimism:.1%})"
 
     def with_best(self, row: Row) -> Explored:

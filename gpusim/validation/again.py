@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpusim.defaults import RECOMMENDED
 from gpusim.engine.fast import FastEngine
 from gpusim.errors import MeasurementError, RecipeError
 from gpusim.formats.recipe import Recipe
@@ -96,7 +97,8 @@ def replayed_schedules(
         if files[case.trace] == bundled_traces().get(case.trace) and any(v > len(op.variants) for v, op in chosen):
             raise wrong_trace(results, case.trace, files[case.trace], "without the kernels that its schedules choose")
         checked = schedule.schedule.check(graph, f"{schedules_file}: $.schedules[{number}]")
-        yield case, graph, dataclasses.replace(checked, searched=(case.trace, checked) in searched)
+        found = is_search(case.policy) or (case.policy == RECOMMENDED and (case.trace, checked) in searched)
+        yield case, graph, dataclasses.replace(checked, searched=found)
 
 
 def predict_again(results: Path, traces: Mapping[str, Path] | None = None) -> tuple[Results, Results]:

@@ -37,7 +37,7 @@ def predictions_of(recipe_path: str, name: str) -> dict[str, Any]:
     schedules = []
     for schedule, interval_ns in zip(then.chosen(graph, str(file)).schedules, then.intervals_ns, strict=True):
         today_ns = FastEngine().run(lower(graph, schedule), graph.hardware).makespan_ns
-        today_interval_ns = graph.interval_ns(today_ns, schedule.stream_count, schedule.has_variants)
+        today_interval_ns = schedule.interval_ns(graph, today_ns)
         schedules.append(
             {
                 "policy": schedule.policy,

@@ -3,7 +3,8 @@
     python research/prototypes/recordings_again.py OUT.json torchvision:googlenet,infer,1,tf32 ...
 
 Each step is optimized as by `validate/compile.toml`. Of the schedules that its trials find fastest, four of each front
-end are recorded 12 times and timed in turns, twice. Writes all times. Run it in the repository's root.
+end, and once more the one that is chosen, are recorded 12 times and timed in turns, twice. Writes all times. Run it in
+the repository's root.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def say(text: object) -> None:
 def recorder(found: list[dict[str, Any]]) -> Callable[..., choose.Candidate]:
     """Return a stand-in for `choose._best_recording` that keeps the times of all recordings."""
 
-    def best_recording(captured: Any, trace: Any, executor: Any, first: Any, limit: int | None) -> choose.Candidate:
+    def best_recording(first: Any, trace: Any, executor: Any, limit: int | None, *_: float) -> choose.Candidate:
         recordings = [first.ready]
         while len(recordings) < RECORDINGS and choose._has_room(trace, recordings, executor):
-            recordings.append(executor.prepare(captured, trace, first.schedule))
+            recordings.append(executor.prepare(first.captured, trace, first.schedule))
         ready = {str(n): each for n, each in enumerate(recordings)}
         predicted = dict.fromkeys(ready, first.predicted_ns)
         begin = time.perf_counter()
@@ -44,7 +45,7 @@ def recorder(found: list[dict[str, Any]]) -> Callable[..., choose.Candidate]:
         again = executor.times_ns(ready, predicted)
         found.append(
             {
-                "frontend": captured.trace.model.frontend,
+                "frontend": first.captured.trace.model.frontend,
                 "policy": first.schedule.policy,
                 "streams": first.schedule.stream_count,
                 "trial_ns": first.time_ns,

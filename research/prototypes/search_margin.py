@@ -121,7 +121,7 @@ def main() -> None:
             "convolutional, blind": convolutional,
             "known, captured kernels": known,
             "all of these": [*other_kinds, *convolutional, *known],
-            "known, captured kernels, and last set": [*known, *last],  # the fraction was set without them
+            "known, captured kernels, and last set": [*known, *last],  # the fraction was set on none of these rows
             "known, chosen kernels": steps_of("fair", today, lambda case: case.kernels == "chosen"),
         }
         for name, steps in groups.items():

@@ -101,10 +101,7 @@ def passed_over(found: Explored) -> Explored:
 
 
 def test_better_search_row_is_named_and_why_it_is_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
-    hardware = make_hardware()
-    uncertainty = msgspec.structs.replace(hardware.uncertainty, searched_frac=0.025)
-    hardware = msgspec.structs.replace(hardware, uncertainty=uncertainty)
-    found = run(wide_trace(eager_ns=400_000, graph_ns=130_000), hardware)
+    found = run(wide_trace(eager_ns=400_000, graph_ns=130_000), make_hardware(searched_frac=0.025))
     assert found.best.policy != "search"
     assert found.passed_over is None
     print_explored(found)

@@ -236,6 +236,7 @@ def make_hardware(
     memset_d2h_ns: float = 0.0,
     memset_h2d_ns: float = 0.0,
     uncertainty: float = 0.0,
+    searched_frac: float = 0.0,
     **top_level: Any,
 ) -> HardwareModel:
     """Return the bundled H200 with round numbers for all measured constants; its limits stay.
@@ -292,6 +293,7 @@ def make_hardware(
             model.uncertainty,
             sequential_frac=uncertainty,
             schedule_frac=uncertainty,
+            searched_frac=searched_frac,
             less_known_frac=0.0,
             saving_frac=0.0,
         ),

@@ -35,7 +35,10 @@ _WHOSE: Final[dict[Frontend, str]] = {"aten": "ATen", "inductor": "Inductor"}
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of the optimized step, with times of one call in ns; the sequential graph has the same kernels."""
+    """Gain of the optimized step, with times of one call in ns.
+
+    The sequential graph has the same kernels, and one recording where the step may have the fastest of several.
+    """
 
     eager_ns: int
     sequential_ns: int

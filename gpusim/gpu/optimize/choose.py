@@ -17,6 +17,7 @@ from gpusim.formats.results import Ablation
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
+from gpusim.gpu.optimize.fronts import CANNOT_RUN
 from gpusim.gpu.optimize.memory import within_limit
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.replay.execute import initial_bytes
@@ -38,7 +39,7 @@ TRIED = 8
 #: Number of the fastest ones that are recorded again: recordings of one schedule differ by some percent.
 RECORDED_AGAIN = 2
 #: Recordings of the schedule that is chosen in the end, for each of another's, and the time for them, in s. Of twelve
-#: recordings the fastest takes up to 2 % less than of three, and stays the fastest (research/2026-11-30-recordings.md).
+#: recordings the fastest takes up to 2 % less than of three (research/2026-11-30-recordings.md).
 MORE_RECORDINGS: Final = 4
 RECORDING_S: Final = 5.0
 #: Memory that must be free for a further recording, in recordings: itself, and the user's own step, to compare with.
@@ -261,11 +262,14 @@ def _best_recording(
 ) -> Candidate:
     """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own.
 
-    There are `most` at most, and no more once `limit_s` have passed.
+    There are `most` at most, and no more once `limit_s` have passed or one fails.
     """
     recordings, begin = [first.ready], perf_counter()
     while len(recordings) < most and perf_counter() - begin < limit_s and _has_room(trace, recordings, executor):
-        recordings.append(executor.prepare(first.captured, trace, first.schedule))
+        try:
+            recordings.append(executor.prepare(first.captured, trace, first.schedule))
+        except CANNOT_RUN:  # how much memory it takes is an estimate, and there is one already
+            break
     if len(recordings) == 1:
         return first
     ready = {

@@ -23,7 +23,7 @@ from gpusim.formats.results import Baseline
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.inductor.kernels import all_loaded_code
-from gpusim.gpu.optimize.choose import RECORDING_S
+from gpusim.gpu.optimize.choose import RECORDING_S, ROOM
 from gpusim.gpu.optimize.copies import Copies
 from gpusim.gpu.reach.search import BEHIND
 from gpusim.gpu.replay.cudagraph import own_workspaces
@@ -138,6 +138,8 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
     recordings: list[tuple[torch.cuda.CUDAGraph, Any, list[Any]]] = []
     begin, peak_bytes = perf_counter(), 0
     while len(recordings) < RECORDINGS and perf_counter() - begin < RECORDING_S:
+        if recordings and torch.cuda.mem_get_info()[0] < ROOM * peak_bytes:
+            break
         graph = torch.cuda.CUDAGraph()
         with own_workspaces(1), torch.cuda.graph(graph):
             result = call(*fixed)

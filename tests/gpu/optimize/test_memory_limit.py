@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -339,32 +338,5 @@ def test_as_many_schedules_are_tried_as_there_is_memory_for(room: float, most: i
     assert isinstance(twins.fast, OptimizedStep)
     assert executor.most == most
     assert any("too little memory is free to try them" in each for each in said) == (room < 9)
-    twins.train(batches(2))
-    twins.check()
-
-
-class Uneven(Small):
-    """A device on which the eighth recording of a schedule is the fastest, and recordings take no time."""
-
-    def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
-        if len(ready) <= self.recordings or len(set(predicted_ns.values())) > 1:
-            return super().times_ns(ready, predicted_ns)
-        self.counted = list(ready.values())
-        return {name: predicted_ns[name] - (number == 7) for number, name in enumerate(ready)}
-
-
-@pytest.mark.parametrize("seconds", [math.inf, 0.0])
-def test_the_chosen_schedule_runs_in_the_fastest_of_many_recordings(
-    seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twelve where there is time, else the one of the trial."""
-    monkeypatch.setattr(choose, "RECORDING_S", seconds)
-    executor = Uneven(99)
-    twins = Twins(sgd, executor=executor, frontends=("aten",))
-    assert isinstance(twins.fast, OptimizedStep)
-    assert twins.fast.gain.streams > 1
-    counted = getattr(executor, "counted", [])
-    assert len(counted) == (12 if seconds else 0)
-    assert not counted or twins.fast.gain.optimized_ns == twins.fast.gain.predicted_ns - 1
     twins.train(batches(2))
     twins.check()

@@ -46,6 +46,7 @@ def optimizers(monkeypatch: pytest.MonkeyPatch) -> list[torch.optim.Optimizer]:
         "current_stream": lambda: stream,
         "stream": lambda _: nullcontext(),
         "CUDAGraph": Graph,
+        "mem_get_info": lambda: (1 << 40, 1 << 40),
         "graph": lambda _: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -107,3 +108,26 @@ def test_a_call_of_a_hand_made_graph_copies_in_and_out(optimizers: list[Any], mo
     assert [(one is x, other is y) for one, other in taken] == [(True, True)] * 2
     assert torch.equal(first, second)
     assert first.data_ptr() != second.data_ptr(), "a later call would overwrite a result"
+
+
+@pytest.mark.parametrize(("free_bytes", "recordings"), [(1 << 40, peers.RECORDINGS), (199, 1)])
+def test_a_hand_made_graph_has_the_peak_of_its_first_recording_and_room_for_the_others(
+    free_bytes: int, recordings: int, optimizers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for two recordings of 100 bytes must be free for each further one."""
+    peaks = iter(range(100, 200))
+    timed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 1 << 40))
+    time_interleaved = peers.time_interleaved
+
+    def counted(runs: dict[str, Any], *options: Any) -> Any:
+        timed.append(len(runs))
+        return time_interleaved(runs, *options)
+
+    monkeypatch.setattr(peers, "time_interleaved", counted)
+    step, model = training()
+    call = peers._own_graph(step, model)
+    assert isinstance(call, peers._HandMade)
+    assert call.peak_bytes == 100
+    assert timed == [recordings]
