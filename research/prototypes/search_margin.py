@@ -33,7 +33,7 @@ OTHER_KINDS = (
 FRACTIONS = (0.0, 0.005, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06)
 #: Lead of the rule before, which left the intervals as they are.
 LEAD = 0.06
-NAMES = {**{fraction: f"{fraction:.1%}" for fraction in FRACTIONS}, None: "lead of 6 %"}
+NAMES: dict[float | None, str] = {**{fraction: f"{fraction:.1%}" for fraction in FRACTIONS}, None: "lead of 6 %"}
 
 
 @dataclass(frozen=True)
