@@ -15,7 +15,8 @@ import pytest
 from hypothesis import settings
 
 # No deadline: shared CI machines stall. Derandomized: a run fails because of the change, never because of the draw.
-# `--hypothesis-profile=default` searches at random.
+# `--hypothesis-profile=default` searches at random. Hypothesis also draws the constants of all modules imported so far,
+# so a test may see other examples alone than behind others.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 
