@@ -23,8 +23,9 @@ from gpusim.formats.results import Baseline
 from gpusim.gpu.capture.joint_graph import LEARNING_RATE, MOMENTUM
 from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.inductor.kernels import all_loaded_code
-from gpusim.gpu.optimize.choose import RECORDING_S, ROOM
+from gpusim.gpu.optimize.choose import MORE_RECORDINGS, RECORDING_S, ROOM
 from gpusim.gpu.optimize.copies import Copies
+from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.reach.search import BEHIND
 from gpusim.gpu.replay.cudagraph import own_workspaces
 from gpusim.gpu.replay.timing import time_interleaved
@@ -34,7 +35,7 @@ Call = Callable[..., Any]
 WARMUP_CALLS: Final = 3
 #: Recordings of a hand-made graph, of which the fastest counts: as many as of the optimized step, in the same time. And
 #: rounds to compare them.
-RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = 12, 3, 6.0
+RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = MORE_RECORDINGS * CudaExecutor.recordings, 3, 6.0
 
 
 @dataclass(frozen=True)
