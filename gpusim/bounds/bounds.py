@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import chain
 
+import msgspec
+
 from gpusim.bounds.energetic import Kernels, area_ns, contention_ns
 from gpusim.bounds.names import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRONT_END
 from gpusim.formats.hardware import HardwareModel
@@ -60,8 +62,11 @@ class Bounds:
         return html_table("No schedule is faster than", ("bound", "time"), [(n, format_ns(t)) for t, n in self.named])
 
 
-def bounds(graph: OpGraph) -> Bounds:
-    """Return the lower bounds of a step on its GPU.
+def bounds(graph: OpGraph, partitioned: bool = False) -> Bounds:
+    """Return the lower bounds of a step on its GPU; `partitioned`: of its schedules on SM partitions.
+
+    Each partition has its own oldest kernel, unknown to the bound of contention, and nothing waits there for block
+    turnover (`gpusim.rules.block_turnover`).
 
     Area: a kernel with share s of its demand d runs at a rate of at most s, so it takes at least d x its time alone of
     each resource, in any schedule. The same holds for a block and its SM, except for the gain when kernels of two kinds
@@ -69,12 +74,14 @@ def bounds(graph: OpGraph) -> Bounds:
     """
     hardware = graph.hardware
     kernels = Kernels.of(graph)
+    turnover_ns = 0.0 if partitioned else hardware.graph.turnover_ns
+    starting = msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, turnover_ns=turnover_ns))
     return Bounds(
         critical_path_ns=int(critical_path_ns(graph)),
         area_ns=int(area_ns(kernels)),
         bandwidth_ns=int(time_ns(hardware.memory, float(kernels.traffic_bytes.sum()))),
-        front_end_ns=int(front_end_ns(graph.tasks, hardware)),
-        contention_ns=int(contention_ns(kernels)),
+        front_end_ns=int(front_end_ns(graph.tasks, starting)),
+        contention_ns=0 if partitioned else int(contention_ns(kernels)),
     )
 
 

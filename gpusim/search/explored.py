@@ -207,12 +207,10 @@ class Conclusion:
 def conclude(
     graph: OpGraph, best: Row, sequential_ns: int, bound: Bounds, memory_limit_bytes: int | None
 ) -> Conclusion:
-    """Return attribution and verdict for the best row; `bound` holds for the captured kernels."""
+    """Return attribution and verdict for the best row; `bound` holds for the captured kernels on the whole GPU."""
     trace, hardware, schedule = graph.trace, graph.hardware, best.schedule
-    if schedule.variants:
-        bound = bounds(graph.choosing(schedule.variants))
-    if schedule.partitions:  # each has its own oldest kernel, unknown to that bound
-        bound = dataclasses.replace(bound, contention_ns=0)
+    if schedule.variants or schedule.partitions:
+        bound = bounds(graph.choosing(schedule.variants), partitioned=bool(schedule.partitions))
     streams = schedule.stream_count if best.plan else best.streams
     program_ns = min(_recorded_order_ns(graph, streams), sequential_ns)
     chosen_ns = _recorded_order_ns(graph.choosing(schedule.variants), streams) if schedule.variants else None

@@ -15,10 +15,12 @@ from gpusim.bounds.bounds import AREA, BANDWIDTH, CONTENTION, CRITICAL_PATH, FRO
 from gpusim.bounds.energetic import Kernels, contention_ns, least_ns
 from gpusim.engine.fast import FastEngine
 from gpusim.formats.hardware import HardwareModel
+from gpusim.formats.schedule import Partition
 from gpusim.formats.trace import Trace
 from gpusim.plan.graph import OpGraph
 from tests.support.helpers import (
     HALF,
+    WAVES,
     WHOLE,
     build_graph,
     hardware_models,
@@ -58,6 +60,13 @@ def test_area_and_front_end_bounds_by_hand() -> None:
     steps = [op(f"a{i}", "x", dur_ns=1000, blocks=HALF) for i in range(4)] + [op("b", "x", dur_ns=0)]
     found = bounds(build_graph(make_trace(steps), make_hardware(front_end_ns=250)))
     assert (found.area_ns, found.front_end_ns, found.critical_path_ns) == (2000, 1000, 1000)
+
+
+def test_nothing_waits_for_block_turnover_in_partitions() -> None:
+    # four kernels of ten waves: the next start waits 1 ns for each of their blocks, or else 100 ns for the front end
+    steps = [op(f"a{i}", "x", dur_ns=5000, blocks=WAVES) for i in range(4)]
+    graph = build_graph(make_trace(steps), make_hardware(front_end_ns=100, turnover_ns=1.0))
+    assert [bounds(graph, partitioned).front_end_ns for partitioned in (False, True)] == [3 * WAVES, 300]
 
 
 def test_front_end_bound_counts_idle_blocks_except_where_their_kernel_may_be_the_last() -> None:
@@ -175,17 +184,23 @@ def test_stretches_count_the_kernels_between_their_ends(trace: Trace, hardware: 
 
 @settings(max_examples=80)
 @given(
-    traces_with_schedules(), hardware_models(), st.sampled_from((2, energy._MOST_CUTS)), st.sampled_from((0.0, 0.55))
+    traces_with_schedules(),
+    hardware_models(),
+    st.sampled_from((2, energy._MOST_CUTS)),
+    st.sampled_from((0.0, 0.55)),
+    st.booleans(),
 )
 def test_no_schedule_is_faster_than_any_bound(
-    found: tuple[Trace, list[int], list[int]], hardware: HardwareModel, cuts: int, sharing: float
+    drawn: tuple[Trace, list[int], list[int]], hardware: HardwareModel, cuts: int, sharing: float, partitioned: bool
 ) -> None:
-    trace, order, streams = found
+    trace, order, streams = drawn
     hardware = one_by_one(hardware, sharing)
     graph = OpGraph.build(trace, hardware)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(energy, "_MOST_CUTS", cuts)
         patch.setattr(energy, "_FEWEST_CUTS", min(cuts, energy._FEWEST_CUTS))
-        bound = bounds(graph)
-    makespan_ns = FastEngine().run(lowered(graph, order, streams), graph.hardware).makespan_ns
+        bound = bounds(graph, partitioned)
+    # One stream has half of the SMs for itself, the others the rest.
+    partitions = [Partition(sms=64, streams=(0,))] if partitioned and {0} < set(streams) else []
+    makespan_ns = FastEngine().run(lowered(graph, order, streams, partitions=partitions), graph.hardware).makespan_ns
     assert bound.largest[0] <= makespan_ns + 1, bound.largest[1]
