@@ -19,6 +19,8 @@ VARIANTS: Final = "with variants"
 PARTITIONS: Final = "with partitions"
 #: Names of all searched schedules.
 SEARCHED: Final = (SEARCH, VARIANTS, PARTITIONS)
+#: Name of searched schedules with memory actions, in place of a policy.
+MEMORY_ACTIONS: Final = "memory_actions"
 #: Name of the schedule with the streams and the order of a profile, in place of a policy.
 AS_OBSERVED: Final = "as observed"
 #: Name of the hardware model for a step whose GPU has none.

@@ -60,7 +60,7 @@ class Simulated:
         """Prediction interval of the time in a CUDA graph, in ns, which held 90 % of past measurements."""
         if self.plan is None:
             return self.schedule.interval_ns(self.graph, self.makespan_ns)
-        return self.graph.interval_ns(self.makespan_ns, self.streams, other_kernels=self.plan.has_variants)
+        return self.plan.interval_ns(self.graph, self.makespan_ns)
 
     @property
     def speedup(self) -> float:

@@ -9,11 +9,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpusim.defaults import MEMORY_ACTIONS
 from gpusim.errors import ScheduleError
 from gpusim.formats.memory_plan import SCHEMA, MemoryPlanDocument, OffloadEntry, RedoEntry, VariantEntry
 from gpusim.formats.trace import Trace
 from gpusim.io.files import read_document, write_document
 from gpusim.notebook import html_table, short_name, short_repr
+from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import variant_number
 from gpusim.trace.store import of_another_step, structure_hash
 from gpusim.units import counted, format_bytes, format_ns
@@ -99,6 +101,12 @@ class MemoryPlan:
     def streams(self) -> int:
         """Streams that it runs on: those of its ops, and one for each direction of its copies."""
         return 1 + max(self.op_streams, default=0) + 2 * self.has_copies
+
+    def interval_ns(self, graph: OpGraph, predicted_ns: int) -> tuple[int, int]:
+        """Return the prediction interval of its time in ns, as `OpGraph.interval_ns`."""
+        return graph.interval_ns(
+            predicted_ns, self.streams, other_kernels=self.has_variants, searched=self.policy == MEMORY_ACTIONS
+        )
 
     def __repr__(self) -> str:
         parts = f"{counted(len(self.offloads), 'offload')}, {counted(len(self.redos), 'recomputation')}"

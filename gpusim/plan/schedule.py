@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusim.arguments import whole
-from gpusim.defaults import SEARCHED
+from gpusim.defaults import MEMORY_ACTIONS, SEARCHED
 from gpusim.errors import PlanError, ScheduleError
 from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.schedule import SCHEMA, Partition, Placement, ScheduleDocument, read_schedule_document
@@ -51,7 +51,7 @@ class Schedule:
     """True if a search found it, whatever `policy` calls it since."""
 
     def __post_init__(self) -> None:
-        if self.policy in SEARCHED:
+        if self.policy in (*SEARCHED, MEMORY_ACTIONS):
             object.__setattr__(self, "searched", True)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from gpusim.bounds.bounds import bounds
-from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS, SEARCH
+from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_SEED, DEFAULT_STREAMS, MEMORY_ACTIONS, SEARCH
 from gpusim.engine.compiled.warm import COMPILING, needs_compiling, warm_up
 from gpusim.engine.evaluate import Evaluator
 from gpusim.errors import MemoryLimitError, PlanError
@@ -19,7 +19,7 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.budget import NOTHING_FOUND, POLICIES_WITH_VARIANTS, WITH_SEARCH, Report, search_all
 from gpusim.search.events import events_of
 from gpusim.search.explored import Explored, Row, conclude
-from gpusim.search.memory_actions import MEMORY_ACTIONS, Acting, search_memory_actions
+from gpusim.search.memory_actions import ACTIONS_LEAD, Acting, search_memory_actions
 from gpusim.search.variants import PartitionsTried, policies_on_fastest, tried_variants
 from gpusim.units import format_bytes
 from gpusim.version import __version__
@@ -27,8 +27,6 @@ from gpusim.version import __version__
 #: A step with more ops is large: only policies with linear time run, on the requested number of streams, and no search,
 #: which could not try enough schedules.
 LARGE_STEP_OPS = 5_000
-#: Predicted lead that a schedule with memory actions needs where one without keeps the limit. Chosen, not measured.
-ACTIONS_LEAD = 0.06
 #: Maximum share of the budget for compilation at a first start; the rest is for the search in any case.
 COMPILING_SHARE = 5 / 6
 #: Share of the budget for schedules with memory actions, if policies exceed the memory limit.

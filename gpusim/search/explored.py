@@ -24,6 +24,7 @@ from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule, write_schedule
 from gpusim.policies.shared.list_scheduling import FastLists
 from gpusim.search.events import compared_ns
+from gpusim.search.memory_actions import ACTIONS_LEAD
 from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
 from gpusim.units import counted, format_ns
@@ -154,6 +155,8 @@ class Explored:
         if passed.compared_ns >= self.best.compared_ns:
             more = counted(passed.events - self.best.events, "more event")
             return f"it has {more}, which may cost its lead"
+        if passed.plan is not None and self.best.plan is None:
+            return f"its lead is smaller than memory actions need ({ACTIONS_LEAD:.0%})"
         optimism = self.hardware.uncertainty.further_frac(
             other_kernels=passed.schedule.has_variants, searched=passed.schedule.searched
         )

@@ -149,7 +149,7 @@ def _predicted(evaluator: MemoryEvaluator, outcome: Outcome, budget: int, made_b
     plan = outcome.plan.made(outcome.plan.policy, made_by, outcome.step_ns, outcome.peak_bytes)
     return PredictedPlan(
         plan=plan.to_document(graph.trace),
-        interval_ns=graph.interval_ns(outcome.step_ns, plan.streams, other_kernels=plan.has_variants),
+        interval_ns=plan.interval_ns(graph, outcome.step_ns),
         exposed_copy_ns=outcome.exposed_copy_ns,
         recompute_ns=outcome.recompute_ns,
         d2h_bytes=outcome.d2h_bytes,

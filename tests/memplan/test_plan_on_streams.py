@@ -11,6 +11,7 @@ import pytest
 
 import gpusim
 from gpusim.api import gpu
+from gpusim.defaults import MEMORY_ACTIONS
 from gpusim.engine.base import engine_by_name
 from gpusim.errors import PlanError, ScheduleError
 from gpusim.formats.trace import GroundTruth, HostLink, Timing
@@ -27,7 +28,7 @@ from gpusim.plan.sync import StepSync
 from gpusim.search import events
 from gpusim.search.events import events_of
 from gpusim.search.explore import explore
-from gpusim.search.memory_actions import MEMORY_ACTIONS, search_memory_actions
+from gpusim.search.memory_actions import search_memory_actions
 from gpusim.step import load
 from tests.support.helpers import make_hardware
 from tests.support.memory_steps import SIZE, chain_step, graph_of, op_of, storage_of, storages_of
@@ -187,11 +188,21 @@ def test_explore_within_a_limit_recommends_memory_actions() -> None:
     assert found.best.policy == MEMORY_ACTIONS
     assert found.memory_plan is not None
     assert found.best.peak_bytes <= limit
+    assert found.best.schedule.searched, "its interval ends later by as much as a search may find it overrated"
+    assert found.verdict.searched
     gain = found.attribution
     total = gain.concurrency_ns + gain.kernels_ns + gain.order_ns + gain.memory_ns
     assert total == found.sequential_ns - found.best.makespan_ns
     assert found.timeline.makespan_ns == found.best.makespan_ns
     assert MemoryEvaluator(graph).evaluate(found.memory_plan).step_ns == found.best.makespan_ns
+
+
+def test_interval_of_searched_memory_actions_ends_later() -> None:
+    """As that of any searched schedule; a policy's plan has none of that."""
+    graph = graph_of(chain_step(2), searched_frac=0.1)
+    plan = MemoryPlan()
+    ends_ns = [plan.made(policy).interval_ns(graph, 1000)[1] for policy in ("vdnn", MEMORY_ACTIONS)]
+    assert ends_ns == [1000, 1100]
 
 
 def test_recommended_schedule_has_all_that_simulating_and_replaying_it_needs(

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gpusim.formats.hardware import HardwareModel
+from gpusim.memplan.plan import MemoryPlan
 from gpusim.plan.graph import OpGraph
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import StepSync
@@ -94,5 +95,9 @@ def test_schedule_that_is_passed_over_for_its_events_is_named_with_them() -> Non
     explored = replace(explored, rows=(SEQUENTIAL, few, many), best=few)
     assert explored.passed_over is many
     assert explored.passed_over_reason == "it has 4 more events, which may cost its lead"
-    explored = replace(explored, best=SEQUENTIAL)
+    acting = replace(row("memory_actions", 49_000, 10), plan=MemoryPlan())
+    explored = replace(explored, rows=(SEQUENTIAL, few, acting))
+    assert explored.passed_over is acting
+    assert explored.passed_over_reason == "its lead is smaller than memory actions need (6%)"
+    explored = replace(explored, best=SEQUENTIAL, rows=(SEQUENTIAL, few, many))
     assert explored.passed_over is None

@@ -199,9 +199,7 @@ def replay_memory(
                 schedule=times["plan"],
                 sequential=times["kept"],
                 predicted_ns=outcome.step_ns,
-                predicted_interval_ns=graph.interval_ns(
-                    outcome.step_ns, outcome.plan.streams, other_kernels=outcome.plan.has_variants
-                ),
+                predicted_interval_ns=outcome.plan.interval_ns(graph, outcome.step_ns),
                 predicted_sequential_ns=base.step_ns,
                 hardware=hardware.label,
                 outputs=msgspec.structs.replace(check, sensitive=sensitive),
