@@ -38,8 +38,8 @@ Say = Callable[[str], None]
 TRIED = 8
 #: Number of the fastest ones that are recorded again: recordings of one schedule differ by some percent.
 RECORDED_AGAIN = 2
-#: Recordings of the schedule that is chosen in the end, for each of another's, and the time for them, in s. Of twelve
-#: recordings the fastest takes up to 2 % less than of three (research/2026-11-30-recordings.md).
+#: Recordings of the schedule that is chosen in the end, for each of another's, and the time to make and compare
+#: them, in s. Of twelve recordings the fastest takes up to 2 % less than of three (research/2026-11-30-recordings.md).
 MORE_RECORDINGS: Final = 4
 RECORDING_S: Final = 5.0
 #: Memory that must be free for a further recording, in recordings: itself, and the user's own step, to compare with.
@@ -237,7 +237,7 @@ def _planned(
     predicted_ns = planned.outcome.step_ns
     time_ns = executor.times_ns({"": planned.ready}, {"": predicted_ns})[""]
     plan = planned.outcome.plan
-    interval_ns = graph.interval_ns(predicted_ns, plan.streams)
+    interval_ns = plan.interval_ns(graph, predicted_ns)
     return Candidate(captured, timed["0"].schedule, planned.ready, time_ns, predicted_ns, interval_ns, plan)
 
 
@@ -262,10 +262,12 @@ def _best_recording(
 ) -> Candidate:
     """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own.
 
-    There are `most` at most, and no more once `limit_s` have passed or one fails.
+    There are `most` at most, as many as can be made and timed in `limit_s`, and no more once one fails.
     """
-    recordings, begin = [first.ready], perf_counter()
-    while len(recordings) < most and perf_counter() - begin < limit_s and _has_room(trace, recordings, executor):
+    recordings, begin, timing_s = [first.ready], perf_counter(), executor.timing_ns(first.time_ns) / 1e9
+    while len(recordings) < most and _has_room(trace, recordings, executor):
+        if perf_counter() - begin + timing_s * (len(recordings) + 1) > limit_s:
+            break
         try:
             recordings.append(executor.prepare(first.captured, trace, first.schedule))
         except CANNOT_RUN:  # how much memory it takes is an estimate, and there is one already

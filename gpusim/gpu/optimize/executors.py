@@ -73,6 +73,9 @@ class Executor(Protocol):
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
         """Return the time of one run of each in ns, measured in turns; without a GPU, the predicted one."""
 
+    def timing_ns(self, one_ns: int) -> int:
+        """Return how long `times_ns` takes for each recording of a schedule that takes `one_ns`, in ns."""
+
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """Return the time of one call of the user's own code, in ns."""
 
@@ -216,6 +219,10 @@ class CpuExecutor:
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
         """Return the predictions: on a CPU there is nothing to measure."""
         return {name: predicted_ns[name] for name in ready}
+
+    def timing_ns(self, one_ns: int) -> int:
+        """Nothing is measured."""
+        return 0
 
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """Call without measuring."""

@@ -22,7 +22,7 @@ from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
-from gpusim.gpu.replay.timing import brief_ns, host_ns_behind, queued_ns, time_interleaved
+from gpusim.gpu.replay.timing import brief_ns, host_ns_behind, interleaved_ns, queued_ns, time_interleaved
 from gpusim.plan.schedule import Schedule
 from gpusim.plan.sync import program_order_releases
 from gpusim.trace.dependencies import dependencies
@@ -149,6 +149,10 @@ class CudaExecutor:
         """Return medians of rounds in turns, in ns."""
         timed = time_interleaved({name: each.run for name, each in ready.items()}, TRIAL_ROUNDS, TRIAL_MS)
         return {name: timing.median_ns for name, timing in timed.items()}
+
+    def timing_ns(self, one_ns: int) -> int:
+        """Return how long `times_ns` takes for each recording, in ns."""
+        return interleaved_ns(one_ns, TRIAL_ROUNDS, TRIAL_MS)
 
     def time_call_ns(self, call: Callable[[], object]) -> int:
         """Return the median of a few calls in a row, host time included, in ns."""

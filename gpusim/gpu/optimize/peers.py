@@ -25,17 +25,17 @@ from gpusim.gpu.capture.models import ModelStep
 from gpusim.gpu.inductor.kernels import all_loaded_code
 from gpusim.gpu.optimize.choose import MORE_RECORDINGS, RECORDING_S, ROOM
 from gpusim.gpu.optimize.copies import Copies
-from gpusim.gpu.optimize.on_cuda import CudaExecutor
+from gpusim.gpu.optimize.on_cuda import TRIAL_MS, TRIAL_ROUNDS, CudaExecutor
 from gpusim.gpu.reach.search import BEHIND
 from gpusim.gpu.replay.cudagraph import own_workspaces
-from gpusim.gpu.replay.timing import time_interleaved
+from gpusim.gpu.replay.timing import brief_ns, interleaved_ns, time_interleaved
 
 Call = Callable[..., Any]
 
 WARMUP_CALLS: Final = 3
-#: Recordings of a hand-made graph, of which the fastest counts: as many as of the optimized step, in the same time. And
-#: rounds to compare them.
-RECORDINGS, TRIAL_ROUNDS, TRIAL_MS = MORE_RECORDINGS * CudaExecutor.recordings, 3, 6.0
+#: Recordings of a hand-made graph, of which the fastest counts: as many as of the optimized step, made and compared in
+#: the same time and the same rounds.
+RECORDINGS: Final = MORE_RECORDINGS * CudaExecutor.recordings
 
 
 @dataclass(frozen=True)
@@ -136,22 +136,37 @@ def _own_graph(step: ModelStep, model: nn.Module) -> Call:
         for _ in range(WARMUP_CALLS):
             call(*fixed)
     torch.cuda.current_stream().wait_stream(side)
-    recordings: list[tuple[torch.cuda.CUDAGraph, Any, list[Any]]] = []
-    begin, peak_bytes = perf_counter(), 0
-    while len(recordings) < RECORDINGS and perf_counter() - begin < RECORDING_S:
-        if recordings and torch.cuda.mem_get_info()[0] < ROOM * peak_bytes:
-            break
+
+    def record() -> tuple[torch.cuda.CUDAGraph, Any, list[Any]]:
         graph = torch.cuda.CUDAGraph()
         with own_workspaces(1), torch.cuda.graph(graph):
             result = call(*fixed)
-        recordings.append((graph, result, [parameter.grad for parameter in model.parameters()]))
-        peak_bytes = peak_bytes or torch.cuda.max_memory_allocated()  # others hold results and gradients besides
+        return graph, result, [parameter.grad for parameter in model.parameters()]
+
+    begin, free_bytes = perf_counter(), _free_bytes()
+    recordings = [record()]
+    peak_bytes = torch.cuda.max_memory_allocated()  # before others hold results and gradients besides
+    graph_bytes = free_bytes - _free_bytes()
+    timing_s = interleaved_ns(round(brief_ns(recordings[0][0].replay)), TRIAL_ROUNDS, TRIAL_MS) / 1e9
+    while len(recordings) < RECORDINGS and _free_bytes() >= ROOM * graph_bytes:
+        if perf_counter() - begin + timing_s * (len(recordings) + 1) > RECORDING_S:
+            break
+        try:
+            recordings.append(record())
+        except torch.cuda.OutOfMemoryError:
+            break
     replays = {str(n): recording[0].replay for n, recording in enumerate(recordings)}
     timed = time_interleaved(replays, TRIAL_ROUNDS, TRIAL_MS)
     graph, result, gradients = recordings[min(range(len(recordings)), key=lambda n: timed[str(n)].median_ns)]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient  # of the counted recording: each has gradients of its own
     return _HandMade(graph, fixed, result, peak_bytes, held=(call, gradients))
+
+
+def _free_bytes() -> int:
+    """Return the GPU's free memory, in bytes, once torch has given back what it holds for nobody."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 class _HandMade:

@@ -27,6 +27,8 @@ MEMORY_RESERVE = 2.0
 #: GPU time of one round of one contender, in ms: long against an event's resolution (about 1 us) and a launch.
 ROUND_MS = 10.0
 WARMUP_MS = 25.0
+#: Calls whose time says how many fill a round.
+FIRST_CALLS = 3
 #: Calls in a row, and rounds of them, where many different calls are compared.
 BRIEF_CALLS, BRIEF_ROUNDS = 5, 3
 #: For how much longer than the host takes the GPU is held back, and clock cycles of a spin for 1 ns.
@@ -65,6 +67,11 @@ def time_interleaved(
             launches()
             samples[name].append(_round(contenders[name], repeats[name]))
     return {name: median_interval(times) for name, times in samples.items()}
+
+
+def interleaved_ns(one_ns: int, rounds: int = ROUNDS, round_ms: float = ROUND_MS) -> int:
+    """Return how long `time_interleaved` times a contender that takes `one_ns` a call, in ns."""
+    return one_ns * (1 + FIRST_CALLS + _warm_calls(one_ns) + rounds * _calls(one_ns, round_ms))
 
 
 def queued_ns(work: Callable[[], object], calls: int = 20) -> float:
@@ -204,8 +211,16 @@ def _repeats(run: Callable[[], object], round_ms: float) -> int:
     """Warm up, and return the number of calls that fill a round."""
     run()
     torch.cuda.synchronize()
-    one_ms = max(_round(run, 3) / 1e6, 1e-3)
-    for _ in range(max(1, round(WARMUP_MS / one_ms))):
+    one_ns = _round(run, FIRST_CALLS)
+    for _ in range(_warm_calls(one_ns)):
         run()
     torch.cuda.synchronize()
-    return max(3, round(round_ms / one_ms))
+    return _calls(one_ns, round_ms)
+
+
+def _warm_calls(one_ns: int) -> int:
+    return max(1, round(WARMUP_MS * 1e6 / max(one_ns, 1000)))
+
+
+def _calls(one_ns: int, round_ms: float) -> int:
+    return max(3, round(round_ms * 1e6 / max(one_ns, 1000)))

@@ -15,6 +15,7 @@ from gpusim.gpu.optimize import choose, make
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, Ready
+from gpusim.gpu.replay.timing import interleaved_ns
 from gpusim.plan.schedule import Schedule
 from tests.support.optimizing import Twins, batches, fast, sgd
 
@@ -105,6 +106,20 @@ def test_without_time_the_recording_of_the_trial_runs(monkeypatch: pytest.Monkey
     trained(executor)
     assert executor.compared == []
     assert len(set(executor.ran)) == 1
+
+
+def test_comparing_recordings_takes_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long step has as many recordings as can be timed, too: two of two seconds each in five, not three."""
+    monkeypatch.setattr(Uneven, "timing_ns", lambda self, one_ns: 2_000_000_000)
+    executor = Uneven()
+    trained(executor)
+    assert len(executor.compared) == 2
+
+
+@pytest.mark.parametrize(("one_ns", "calls"), [(100_000, 1 + 3 + 250 + 9 * 40), (20_000_000, 1 + 3 + 1 + 9 * 3)])
+def test_time_of_a_comparison_by_hand(one_ns: int, calls: int) -> None:
+    """One call, three that are timed, 25 ms to warm up, nine rounds of 4 ms, of three calls at least."""
+    assert interleaved_ns(one_ns, 9, 4.0) == one_ns * calls
 
 
 def test_a_further_recording_that_fails_costs_nothing_but_itself() -> None:
