@@ -35,7 +35,6 @@ from gpusim.plan.graph import OpGraph
 from gpusim.plan.lower import lower
 from gpusim.plan.schedule import Schedule
 from gpusim.validation.again import replayed_schedules
-from gpusim.validation.recipe import is_search
 
 NETWORKS = Path(__file__).resolve().parent.parent / "validate" / "networks"
 CONVOLUTIONAL, VISION_TRANSFORMER = "convolutional", "vision transformer"
@@ -136,7 +135,7 @@ def as_case(case: ResultCase, graph: OpGraph, schedule: Schedule, engine: FastEn
         engine.run(lower(graph, schedule), graph.hardware).makespan_ns,
         graph.sequential_ns,
         graph.less_known,
-        is_search(case.policy),
+        schedule.searched,
     )
 
 
@@ -178,7 +177,7 @@ def error_line(cases: Sequence[Case]) -> tuple[float, float]:
 
 def fitted(cases: Sequence[Case], base: Uncertainty) -> Uncertainty:
     """Return `base` with the fractions of these cases; a fraction of which there is no case stays."""
-    base = msgspec.structs.replace(base, searched_frac=0.0)
+    former_frac, base = base.searched_frac, msgspec.structs.replace(base, searched_frac=0.0)
     known = [case for case in cases if not case.less_known]
     others = [case for case in cases if case.less_known]
     if known:
@@ -196,15 +195,11 @@ def fitted(cases: Sequence[Case], base: Uncertainty) -> Uncertainty:
 
         base = with_sum(least_frac(others, lambda case, f: case.within(with_sum(f))))
     searched = [case for case in cases if case.searched]
+    if not searched:
+        return msgspec.structs.replace(base, searched_frac=former_frac)
     width = base
-    return msgspec.structs.replace(
-        base,
-        searched_frac=least_frac(
-            searched, lambda case, f: case.ends_within(msgspec.structs.replace(width, searched_frac=f))
-        )
-        if searched
-        else 0.0,
-    )
+    frac = least_frac(searched, lambda case, f: case.ends_within(msgspec.structs.replace(width, searched_frac=f)))
+    return msgspec.structs.replace(base, searched_frac=frac)
 
 
 def left_out(cases: Sequence[Case], base: Uncertainty, group: Callable[[Case], str]) -> dict[Case, bool]:
