@@ -46,6 +46,12 @@ _LAZY: Final = {
     torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
 }
+#: Operators whose result is a number or a truth that depends on elements, which torch's tag does not say.
+_READS_ELEMENTS: Final = (
+    torch.ops.aten._nested_tensor_from_mask_left_aligned.default,
+    torch.ops.aten._use_cudnn_ctc_loss.Tensor,
+    torch.ops.aten._choose_qparams_per_tensor.default,
+)
 #: Tensor methods that read elements without passing the dispatcher.
 _READS_PAST: Final = {
     torch.Tensor.numpy: "numpy()",
@@ -125,7 +131,7 @@ class Listener(TorchDispatchMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         fixed = self._constants.makes_fixed(function, tensors)
         known = bool(tensors) and all(map(self._constants.is_known, tensors))
-        reads = torch.Tag.data_dependent_output in function.tags
+        reads = _reads_elements(function)
         from_host = known and any(self._is_of_host(tensor) for tensor in tensors)
         if (fixed and reads) or from_host or self._comes_in(function, args):
             return self._on_host(function, args, kwargs)
@@ -234,7 +240,7 @@ class Listener(TorchDispatchMode):
         odd = next((t for t in tensors if type(t) not in (torch.Tensor, torch.nn.Parameter)), None)
         if odd is not None:
             raise self.error(f"a {type(odd).__name__} is not a plain tensor; a trace holds only those")
-        if torch.Tag.data_dependent_output in function.tags:
+        if _reads_elements(function):
             raise self.error(
                 f"the step reads the elements of a tensor ({_in_words(function)}), so what follows may depend on data; "
                 "a captured step must not depend on it"
@@ -392,5 +398,17 @@ def _draws_again(frame: FrameType | None) -> bool:
     return False
 
 
+def _reads_elements(function: Any) -> bool:
+    return torch.Tag.data_dependent_output in function.tags or function in _READS_ELEMENTS
+
+
 def _in_words(function: Any) -> str:
-    return "item(), or a condition" if function is torch.ops.aten._local_scalar_dense.default else str(function)
+    return _WORDS.get(function, str(function))
+
+
+_WORDS: Final = {
+    torch.ops.aten._local_scalar_dense.default: "item(), or a condition",
+    torch.ops.aten._nested_tensor_from_mask_left_aligned.default: (
+        "nn.TransformerEncoder looks at its mask, unless made with enable_nested_tensor=False"
+    ),
+}
