@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.executors import CpuExecutor
 from gpusim.gpu.optimize.front import optimize
+from gpusim.gpu.reach.search import MOST_PARTS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 FEATURES, CLASSES = 6, 5
@@ -42,6 +43,17 @@ def batches(count: int, size: int = 4, seed: int = 1, device: str = "cpu") -> li
         for _ in range(count)
     ]
     return [(x.to(device), y.to(device)) for x, y in drawn]
+
+
+def hidden(*values: Any) -> list[Any]:
+    """Return a list that begins with these, too long for gpusim to look into."""
+    return [*values, *[None] * MOST_PARTS]
+
+
+def tick(ticks: list[Any]) -> int:
+    """Return the next number of a hidden counter."""
+    ticks[0] += 1
+    return int(ticks[0])
 
 
 def fast(target: Any, inputs: Any, **options: Any) -> Any:

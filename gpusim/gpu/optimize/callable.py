@@ -16,7 +16,16 @@ from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.alone import alone
 from gpusim.gpu.optimize.modes import Modes
-from gpusim.gpu.optimize.steps import TENSORS, Given, autocast_of, check_arguments, settings
+from gpusim.gpu.optimize.steps import (
+    TENSORS,
+    Given,
+    autocast_of,
+    check_arguments,
+    check_plain,
+    settings,
+    value_of,
+    which_same,
+)
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.reach.search import BEHIND
 from gpusim.notebook import html_table, short_name, short_repr
@@ -199,14 +208,17 @@ class OptimizedStep:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             check_arguments(leaves)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            others = (spec, *(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
+            others = (spec, *(value_of(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
+        else:
+            check_plain(tensors)
         try:
             shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
         except RuntimeError as cause:
             raise CaptureError(
                 "an argument is a nested tensor, which has no shape: only plain ones can be captured"
             ) from cause
-        return tensors, (shapes, others, self._modes.number(), autocast_of(self._device), settings())
+        same = which_same(tensors)
+        return tensors, (shapes, same, others, self._modes.number(), autocast_of(self._device), settings())
 
     def _other(self, key: Any, former: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
         """Return a step for new arguments, or in place of a `former` one, captured unless there are too many.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
@@ -178,6 +179,10 @@ def settings() -> tuple[Any, ...]:
     """Return torch's settings of now that a captured step depends on. Raises `CaptureError` where Python code of the
     user's listens to torch's calls, of which a captured step makes none.
     """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise CaptureError("a transformation of torch.func is on, which does not reach into a captured step")
+    if forward_ad._current_level >= 0:
+        raise CaptureError("forward-mode differentiation is on, which does not reach into a captured step")
     if torch._C._len_torch_dispatch_stack():
         raise CaptureError("a TorchDispatchMode is on, which would see nothing of a captured step")
     devices = []
@@ -196,6 +201,7 @@ def check_arguments(leaves: Iterable[Any]) -> None:
             if leaf.layout is not torch.strided or type(leaf) not in TENSORS:
                 kind = type(leaf).__name__ if leaf.layout is torch.strided else leaf.layout
                 raise CaptureError(f"an argument is a tensor of type {kind}: only plain, dense ones can be captured")
+            check_plain((leaf,))
         elif not isinstance(leaf, PLAIN):
             raise CaptureError(
                 f"an argument is of type {type(leaf).__name__}: tensors, numbers, text, and lists, tuples and dicts of "
@@ -203,11 +209,33 @@ def check_arguments(leaves: Iterable[Any]) -> None:
             )
 
 
+def check_plain(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `CaptureError` for a tensor with attributes of its own, which no copy has."""
+    for tensor in tensors:
+        if own := vars(tensor):
+            raise CaptureError(f"an argument has an attribute of its own, '{next(iter(own))}', which is not captured")
+
+
+def which_same(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+    """Return for each tensor the place of the first that is the same object; None where all are different ones."""
+    ids = list(map(id, tensors))
+    return None if len(set(ids)) == len(ids) else tuple(map(ids.index, ids))
+
+
+def value_of(leaf: Any) -> tuple[type, str]:
+    """Return a plain argument's type and value, whatever a class of the user's says of it; hashable."""
+    kind = next((kind for kind in (bool, int, float, complex, str, bytes) if isinstance(leaf, kind)), type(leaf))
+    return type(leaf), kind.__repr__(leaf)
+
+
 def fixed_copies(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy each tensor among the arguments, to memory with a fixed place. Raises as `check_arguments`."""
+    """Copy each tensor among the arguments once, to memory with a fixed place. Raises as `check_arguments`."""
     check_arguments(pytree.tree_leaves((tuple(args), dict(kwargs))))
+    copies: dict[int, torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().clone(memory_format=torch.preserve_format)
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().clone(memory_format=torch.preserve_format)
+        return copies[id(tensor)]
 
     return pytree.tree_map_only(torch.Tensor, copy, (tuple(args), dict(kwargs)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
+import enum
 import pickle
 import random
 import threading
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +25,19 @@ from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import CpuExecutor, Ready
 from gpusim.gpu.optimize.steps import tf32
-from tests.support.optimizing import Twins, batches, captures, close, eager_step, fast, net, same_states, sgd
+from tests.support.optimizing import (
+    Twins,
+    batches,
+    captures,
+    close,
+    eager_step,
+    fast,
+    hidden,
+    net,
+    same_states,
+    sgd,
+    tick,
+)
 
 Change = Callable[[Any], Any]
 
@@ -90,6 +103,61 @@ def test_arguments_that_cannot_be_told_apart_are_not_captured(other: Any, named:
     captured = fast(step, (x, 1))
     with pytest.warns(UserWarning, match=f"an argument is .*{named}"):
         close(captured(x, other), model(x))
+
+
+class Attends(nn.Module):
+    """Attends to its own input, or to another one, each by weights of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return self.own(x) if memory is x else self.other(memory)
+
+
+@pytest.mark.parametrize("first", ["one object", "two"])
+def test_arguments_that_are_one_object_have_a_step_of_their_own(first: str) -> None:
+    model = Attends().eval()
+    (x, _), (y, _) = batches(2)
+    step = fast(model, (x, x) if first == "one object" else (x, y))
+    made = captures(step)
+    with torch.no_grad():
+        for pair in ((x, x), (x, y), (y, y), (y, x)):
+            close(step(*pair), model(*pair))
+    assert len(made) == 1
+
+
+def test_an_attribute_of_an_argument_is_not_captured() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = getattr(x, "mask", None)
+            return super().forward(x) if mask is None else super().forward(x) * mask
+
+    model, x = Masked(6, 6).eval(), batches(1)[0][0]
+    step = fast(model, x)
+    masked = x.clone()
+    vars(masked)["mask"] = torch.zeros(4, 1)
+    with pytest.warns(UserWarning, match="an attribute of its own, 'mask'"):
+        close(step(masked), model(masked))
+    with pytest.warns(UserWarning, match="an attribute of its own, 'mask'"):
+        assert fast(model, masked) is model
+
+
+def test_values_that_are_printed_alike_have_steps_of_their_own() -> None:
+    class Mode(enum.StrEnum):
+        ONCE, TWICE = "once", "twice"
+
+        def __repr__(self) -> str:
+            return "Mode"
+
+    def step(x: torch.Tensor, mode: Mode) -> torch.Tensor:
+        return x * (1 if mode == "once" else 2)
+
+    x = batches(1)[0][0]
+    captured = fast(step, (x, Mode.ONCE))
+    for mode in Mode:
+        close(captured(x, mode), step(x, mode))
 
 
 class Doubled(torch.Tensor):
@@ -231,6 +299,31 @@ def test_what_listens_to_torchs_calls_hears_those_of_the_users_own_step(mode: An
     with mode() as theirs:
         model(x)
     assert mine.count >= theirs.count > 5
+
+
+TRANSFORMED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "vmap": lambda step, x: torch.func.vmap(step)(x[None]),
+    "jvp": lambda step, x: torch.func.jvp(step, (x,), (x,))[1],
+    "jacfwd": lambda step, x: torch.func.jacfwd(step)(x),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMED)
+def test_transformations_of_torch_func_reach_into_the_users_own_step(kind: str) -> None:
+    model, x = net().eval(), batches(1)[0][0]
+    step, transformed = fast(model, x), TRANSFORMED[kind]
+    with pytest.warns(UserWarning, match=r"a transformation of torch\.func is on"):
+        close(transformed(step, x), transformed(model, x))
+
+
+def test_tangents_of_forward_mode_go_through_the_users_own_step() -> None:
+    model, x = net().eval(), batches(1)[0][0]
+    step = fast(model, x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.warns(UserWarning, match="forward-mode differentiation is on"):
+            found = step(dual)
+        close(forward_ad.unpack_dual(found).tangent, forward_ad.unpack_dual(model(dual)).tangent)
 
 
 @pytest.mark.parametrize("second", ["same", "overlapping", "apart"])
@@ -381,11 +474,14 @@ def in_thread(work: Callable[[], object]) -> list[Exception]:
 def test_modules_of_other_threads_are_no_layers_of_a_recorded_step() -> None:
     """The other module's call begins in one run that is recorded, and ends in the next."""
     x = batches(1)[0][0]
-    waits, ticks = Waits(), itertools.count(1)
+    waits = Waits()
     other = threading.Thread(target=lambda: waits(x))
     model = net().eval()
 
-    def begin_or_end(run: int) -> None:
+    ticks = hidden(0)
+
+    def begin_or_end() -> None:
+        run = tick(ticks)
         if run == 3:  # the first of the recording
             other.start()
             assert waits.entered.wait(60)
@@ -393,23 +489,23 @@ def test_modules_of_other_threads_are_no_layers_of_a_recorded_step() -> None:
             waits.left.set()
             other.join()
 
-    runs = iter(lambda: begin_or_end(next(ticks)), 0)
+    runs = hidden(begin_or_end)
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        next(runs)
+        runs[0]()
         with torch.no_grad():
             return model(x)
 
     assert isinstance(fast(step, x), OptimizedStep)
-    assert next(ticks) > 4
+    assert ticks[0] > 3
 
 
-def calls_in_thread(step: Callable[..., Any], x: torch.Tensor) -> Iterator[list[Exception]]:
-    """Yield the errors of calls in another thread; no generator, as a step could look into it.
+def calls_in_thread(step: Callable[..., Any], x: torch.Tensor) -> list[Any]:
+    """Return a hidden function that returns the errors of a call in another thread.
 
     A step raises them: behind an `assert` of pytest's lie some thousand objects, which the search would look into.
     """
-    return iter(lambda: in_thread(lambda: step(x)), None)
+    return hidden(lambda: in_thread(lambda: step(x)))
 
 
 def test_a_captured_step_runs_while_another_is_recorded() -> None:
@@ -417,18 +513,18 @@ def test_a_captured_step_runs_while_another_is_recorded() -> None:
     x = batches(1)[0][0]
     inner, model = fast(net().eval(), x), net(seed=1).eval()
     (variant,) = inner._variants.values()
-    calls, ticks = calls_in_thread(inner, x), itertools.count(1)
+    calls, ticks = calls_in_thread(inner, x), hidden(0)
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        next(ticks)
-        for error in next(calls):
+        tick(ticks)
+        for error in calls[0]():
             raise error
         with torch.no_grad():
             return model(x)
 
     before = variant.calls
     assert isinstance(fast(step, x), OptimizedStep)
-    assert variant.calls - before == next(ticks) - 1 > 5
+    assert variant.calls - before == ticks[0] > 5
 
 
 def test_one_step_is_optimized_at_a_time() -> None:
@@ -440,7 +536,7 @@ def test_one_step_is_optimized_at_a_time() -> None:
     calls = calls_in_thread(inner, x[:2])
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        for error in next(calls):
+        for error in calls[0]():
             raise error
         with torch.no_grad():
             return model(x)
