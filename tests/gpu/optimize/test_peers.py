@@ -53,6 +53,7 @@ def optimizers(monkeypatch: pytest.MonkeyPatch) -> list[torch.optim.Optimizer]:
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(torch.optim, "SGD", Watched)
     monkeypatch.setattr(peers, "own_workspaces", lambda streams: nullcontext())
+    monkeypatch.setattr(peers, "brief_ns", lambda replay: 100_000.0)
     # The second of the recordings is the fastest.
     times = {str(number): 3 for number in range(peers.RECORDINGS)} | {"1": 1, "2": 2}
     monkeypatch.setattr(
@@ -110,15 +111,38 @@ def test_a_call_of_a_hand_made_graph_copies_in_and_out(optimizers: list[Any], mo
     assert first.data_ptr() != second.data_ptr(), "a later call would overwrite a result"
 
 
-@pytest.mark.parametrize(("free_bytes", "recordings"), [(1 << 40, peers.RECORDINGS), (199, 1)])
-def test_a_hand_made_graph_has_the_peak_of_its_first_recording_and_room_for_the_others(
-    free_bytes: int, recordings: int, optimizers: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("free_bytes", "fails_at", "one_ns", "recordings"),
+    [
+        pytest.param(1 << 40, 99, 100_000, peers.RECORDINGS, id="all"),
+        pytest.param(199, 99, 100_000, 1, id="no room"),
+        pytest.param(1 << 40, 3, 100_000, 2, id="the third fails"),
+        pytest.param(1 << 40, 99, 70_000_000, 2, id="two take 4.5 s to time"),
+    ],
+)
+def test_a_hand_made_graph_has_the_peak_of_its_first_recording_and_room_and_time_for_the_others(
+    free_bytes: int,
+    fails_at: int,
+    one_ns: int,
+    recordings: int,
+    optimizers: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Room for two recordings of 100 bytes must be free for each further one."""
-    peaks = iter(range(100, 200))
+    """Room for two recordings of 100 bytes must be free for each further one; the first takes its own 100."""
+    peaks, frees = iter(range(100, 200)), iter((free_bytes + 100,))
     timed: list[int] = []
+    recorded: list[int] = []
+
+    def graph(_: Any) -> Any:
+        recorded.append(len(recorded) + 1)
+        if recorded[-1] == fails_at:
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(frees, free_bytes), 1 << 40))
+    monkeypatch.setattr(peers, "brief_ns", lambda replay: one_ns)
     time_interleaved = peers.time_interleaved
 
     def counted(runs: dict[str, Any], *options: Any) -> Any:
