@@ -21,12 +21,15 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from gpusim.gpu.reach.search import MOST_PARTS, NEAR
+from gpusim.gpu.reach.raw import owner_of
+from gpusim.gpu.reach.search import MOST_BYTES, MOST_PARTS, NEAR
 
 #: Types compared by value; other objects are compared by identity.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED: Final = (torch.Tensor, torch.nn.Module, Optimizer, type, types.ModuleType, *_PLAIN)
 _EMPTY: Final = object()
+#: The generator behind functions of Python's `random`, which `host_draws` looks at.
+_SHARED: Final = owner_of(random.random)
 #: Attributes of torch's own in each module, its parameters, buffers and hooks among them.
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 
@@ -93,6 +96,7 @@ class PythonState:
                 kept.put_back()
 
     def _look(self, value: Any, name: str, depth: int) -> None:
+        value = owner_of(value)
         if isinstance(value, torch.Tensor) and id(value) not in self._seen:
             self._seen.add(id(value))
             self.tensors.append(value)
@@ -128,8 +132,14 @@ class PythonState:
                 self._keep_other(name, value.tobytes, partial(np.copyto, value, value.copy()))
         elif isinstance(value, torch.Generator):
             self.generators.append(value)
-        elif isinstance(value, random.Random):
+        elif isinstance(value, random.Random) and value is not _SHARED:
             self._keep_other(name, value.getstate, partial(value.setstate, value.getstate()))
+        elif isinstance(value, bytearray):
+            if len(value) <= MOST_BYTES:
+                self._keep_other(name, partial(bytes, value), partial(_rewrite, value, bytes(value)))
+        elif isinstance(value, np.random.RandomState):
+            read = partial(value.get_state, legacy=False)
+            self._keep_other(name, lambda: pickle.dumps(read()), partial(value.set_state, read()))
         elif isinstance(value, np.random.Generator):
             bits = value.bit_generator
             self._keep_other(name, lambda: pickle.dumps(bits.state), partial(setattr, bits, "state", bits.state))
@@ -218,6 +228,10 @@ def _contents(cell: types.CellType) -> Any:
 
 def _cut(items: list[Any], length: int) -> None:
     del items[length:]
+
+
+def _rewrite(memory: bytearray, contents: bytes) -> None:
+    memory[:] = contents
 
 
 def _drop(values: dict[Any, Any], length: int) -> None:

@@ -26,15 +26,13 @@ import torch
 from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures, all_same
 from gpusim.gpu.reach.names import cells, globals_of, is_torchs, options_of
 from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, is_a
-from gpusim.gpu.reach.search import MOST_PARTS, PLAIN, Reach, joined
+from gpusim.gpu.reach.search import MOST_BYTES, MOST_PARTS, PLAIN, Reach, joined
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
 _NO_OWNERS: Final = (type, torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
 _PLAIN_HOLDERS: Final = (dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict)
 #: Types of what code calls, or finds such things in.
 _CALLED: Final = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
-#: Largest array of Python's or of C's types that is compared: `MOST_PARTS` numbers.
-_MOST_BYTES: Final = 8 * MOST_PARTS
 _OF_EVERY_MODULE: Final = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 #: Questions of code to torch that the key of a captured step does not answer.
 _ASKED: Final[dict[str, Callable[[], bool]]] = {
@@ -190,14 +188,15 @@ class Reads:
         if is_a(value, dict):
             self._others.append((shown, partial(len, held)))
         else:
-            self._add(held, reach.hiding(value, held), shown)
+            self._add(held, {*reach.hiding(value, held), *reach.absent(value, held)}, shown)
         slots = reach.slots_of(value)
         self._others += [(joined(shown, key), partial(getattr, value, key, MISSING)) for key in slots]
 
     def _watch_classes(self, reach: Reach) -> None:
         """Watch what the user's classes have under names that code uses, and the functions of torch's layers."""
         for kind, names in reach.inherited():
-            self._add(attributes_of(kind), names, kind.__name__)
+            held = attributes_of(kind)
+            self._add(held, {*names, *reach.absent(kind, held)}, kind.__name__)
         kinds: list[Any] = [type(module) for module in (*reach.modules, *self.hidden)]
         layers = {base: options_of(kind) for kind in kinds for base in kind.__mro__}
         for kind, options in layers.items():
@@ -244,7 +243,7 @@ def _option(optimizer: torch.optim.Optimizer, number: int, key: str) -> Any:
 def _is_memory(value: Any) -> bool:
     """Whether it is an array of few bytes: of Python's, or of C's types."""
     memory = _memory_of(value)
-    return memory is not None and memory.nbytes <= _MOST_BYTES
+    return memory is not None and memory.nbytes <= MOST_BYTES
 
 
 def _memory_of(value: Any) -> memoryview | None:

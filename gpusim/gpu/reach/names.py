@@ -131,6 +131,20 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
+def asked_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names of attributes that code asks for where an object may have none: by `hasattr` or `getattr`, or
+    within reach of an `AttributeError`. Functions within it are included.
+    """
+    names = set[str]()
+    if not {"hasattr", "getattr"}.isdisjoint(code.co_names):
+        names.update(each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
+    if "AttributeError" in code.co_names:
+        names.update(code.co_names)
+    inner = (asked_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(names).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
 def globals_of(code: types.CodeType) -> frozenset[str]:
     """Return the global names that code loads, functions within it included; not the names of attributes."""
     loaded = (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))

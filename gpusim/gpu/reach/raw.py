@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import queue
 import threading
 import types
 import weakref
@@ -31,6 +32,8 @@ _dict_of = _get(("PyObject_GenericGetDict", ctypes.pythonapi))
 _OF_TYPES: Final = vars(type)
 #: Attributes in which descriptors have their function: a property, a cached one, a class method, another wrapper.
 _HOLDING: Final = ("fget", "func", "__func__", "__wrapped__")
+#: Python modules whose iterators keep their place to themselves.
+_OF_SERIES: Final = ("builtins", "itertools", "collections", "torch.utils.data.dataloader")
 _DESCRIPTORS: Final = (property, classmethod, staticmethod)
 
 
@@ -70,6 +73,22 @@ def attributes_of(value: Any) -> dict[Any, Any]:
         return vars(value)
     found: dict[Any, Any] = _dict_of(id(value), None) if has_attributes(value) else {}
     return found
+
+
+def owner_of(value: Any) -> Any:
+    """Return the object whose method a function written in C is, as `append` of a list; any other value itself."""
+    if not is_a(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return value
+    owner = value.__self__
+    return value if owner is None or is_a(owner, (type, types.ModuleType)) else owner
+
+
+def is_series(value: Any) -> bool:
+    """Whether an object yields others once each, and what it has yielded is in no attribute of the user's: an iterator,
+    a generator, a queue written in C. Files are none, as code writes to them, too.
+    """
+    kind = type(value)
+    return kind is queue.SimpleQueue or (hasattr(kind, "__next__") and module_of(kind) in _OF_SERIES)
 
 
 def has_attributes(value: Any) -> bool:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
+    asked_of,
     cells,
     globals_of,
     is_gpusims,
@@ -50,6 +51,7 @@ from gpusim.gpu.reach.raw import (
     length_of,
     module_of,
     name_of,
+    owner_of,
     pairs_of,
     parts_of_partial,
     slots_of,
@@ -66,6 +68,8 @@ NEAR: Final = 4
 DEEPEST: Final = 8
 #: Longest container that is searched: a longer one is data.
 MOST_PARTS: Final = 1_000
+#: Largest array of Python's or of C's types that is compared: as many numbers.
+MOST_BYTES: Final = 8 * MOST_PARTS
 #: Attribute in which gpusim's own callables have the user's functions, models and optimizers that they run.
 BEHIND: Final = "_behind"
 #: With these code may read all values of a dict.
@@ -89,6 +93,8 @@ class Reach:
     ) -> None:
         self.names: set[str] = set()
         """Names that the code of the reached functions uses."""
+        self._asked: set[str] = set()
+        """Those of them that it asks for where an object may have no such attribute."""
         self.hidden: dict[int, torch.nn.Module] = {}
         """Modules that are no parts of the step's, by id: in a list, say."""
         self.tops: dict[int, tuple[str, torch.nn.Module]] = {}
@@ -142,6 +148,7 @@ class Reach:
     def _reach(self, value: Any, name: str, depth: int) -> None:
         if is_a(value, Optimizer):
             self.optimizers[id(value)] = value
+        value = owner_of(value)
         if is_a(value, _LEAVES) or id(value) in self._seen or depth > (NEAR if self._near else DEEPEST):
             return
         if is_a(value, torch.nn.Module) and (depth or self._near):
@@ -186,7 +193,7 @@ class Reach:
     def _look_at_code(self, value: Any, depth: int) -> None:
         """Take the names that a function uses, or methods that the code names, and reach classes."""
         if type(value) is types.FunctionType:
-            self.names.update(names_of(value.__code__))
+            self._take_names(value.__code__)
         kind = value if is_a(value, type) else type(value)
         if id(kind) not in self._methods_of:
             self._methods_of[id(kind)] = kind, list(methods(kind))
@@ -194,8 +201,12 @@ class Reach:
                 self._reach(base, name_of(base), depth)
         for method_name, method in self._methods_of[id(kind)][1]:
             if method_name in self.names or (is_users(method.__module__) and is_special(method_name)):
-                self.names.update(names_of(method.__code__))
+                self._take_names(method.__code__)
                 self._reach(method, method_name, depth)
+
+    def _take_names(self, code: types.CodeType) -> None:
+        self.names.update(names_of(code))
+        self._asked.update(asked_of(code))
 
     def _parts(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
         if is_a(value, (functools.partial, functools.partialmethod)):
@@ -292,6 +303,12 @@ class Reach:
         users = [base for base in bases_of(type(value)) if is_users(module_of(base))]
         own = {text_of(key) for key in items_of(held) if is_a(key, str)}
         return sorted({key for base in users for key in items_of(attributes_of(base))} & self.names - own)
+
+    def absent(self, value: Any, held: dict[Any, Any]) -> list[str]:
+        """Return names of attributes that code asks an object or a class for, and its dict does not have."""
+        if is_a(value, torch.nn.Module) and is_torchs(module_of(type(value))):
+            return []
+        return sorted(self._asked - {text_of(key) for key in items_of(held) if is_a(key, str)})
 
     def _is_called(self, key: str, value: Any) -> bool:
         return key in self.names or (type(value) is types.FunctionType and is_special(key))

@@ -233,6 +233,39 @@ def test_a_changed_container_has_its_effect(kind: str) -> None:
     _effect(step, lambda: change(held))
 
 
+class Asks(nn.Linear):
+    """Asks itself and its settings for what may not be there."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(6, 6)
+        self.settings = settings
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x) * getattr(self, "factor", 1.0)
+        if hasattr(self.settings, "shift"):
+            y = y + self.settings.shift
+        try:
+            return y * self.settings.scale
+        except AttributeError:
+            return y
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize("settings", [types.SimpleNamespace, Plain])
+@pytest.mark.parametrize("name", ["factor", "shift", "scale", "of the class"])
+def test_an_attribute_that_was_not_there_has_its_effect(
+    settings: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Asks(settings()).eval()
+    if name == "of the class":
+        _effect(model, lambda: monkeypatch.setattr(Asks, "factor", 3.0, raising=False))
+    else:
+        _effect(model, lambda: setattr(model if name == "factor" else model.settings, name, 3.0))
+
+
 def test_equal_values_in_the_same_order_are_no_change() -> None:
     held: Any = {"a": 1.5, "b": 2.5}
     items: Any = [1.5, (2.5, "a")]
