@@ -162,6 +162,7 @@ def capture_bound(
     reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
     of_optimizers = [p for p in parameters.values() if id(p) in used]
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
+    untouched = watched.untouched(recorded.returned)
     on_host = [tensor for tensor in elsewhere if tensor.device.type != step.device.type]
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
@@ -175,7 +176,7 @@ def capture_bound(
         live=live,
         inputs=list(inputs),
         returned=watched.returned(recorded.returned),
-        places=Places([*modules, *reads.hidden], used, may_use, [*of_optimizers, *elsewhere], on_host),
+        places=Places([*modules, *reads.hidden], used, may_use, [*of_optimizers, *elsewhere, *untouched], on_host),
         states=states,
         gradient_names=graph.gradient_names,
         gradients=gradients,
@@ -233,6 +234,11 @@ class _Watched:
             raise CaptureError("the step returns another structure, or other numbers, each time")
         self._spec, self._leaves = spec, leaves
         return value
+
+    def untouched(self, ids: Sequence[int | None]) -> list[torch.Tensor]:
+        """Return the user's tensors that the step returns and does nothing with."""
+        tensors = (leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
+        return [tensor for tensor, index in zip(tensors, ids, strict=True) if index is None]
 
     def returned(self, ids: Sequence[int | None]) -> Returned:
         """Return the step's return value once its tensors have ids."""

@@ -19,6 +19,7 @@ from gpusim.gpu.optimize.executors import UserRunner, state_of
 from gpusim.gpu.replay.compare import NOISE_FACTOR, TIMES_AS_FAR, TOLERANCE, VARIANT_TOLERANCE, in_double
 from gpusim.gpu.replay.rounding import rounding_noise
 from gpusim.plan.sync import program_order_releases
+from gpusim.text import short_value
 
 Results = dict[str, torch.Tensor]
 
@@ -120,11 +121,14 @@ def verify(
     limit = VARIANT_TOLERANCE[dtype]
     restore()
     before = results_of_step(step, None)
-    wanted = results_of_step(step, eager())
+    eagers = eager()
+    wanted = results_of_step(step, eagers)
     restore()
     again = results_of_step(step, eager())
     restore()
-    results = results_of_step(step, fast())
+    returned = fast()
+    check_returned(returned, eagers)
+    results = results_of_step(step, returned)
     bit_equal = equal_bits(results, wanted)
     explained: dict[str, float] = {}
     repeated, kind = apart(again, wanted, before, explained)
@@ -140,12 +144,26 @@ def verify(
     if not error <= limit and dtype == "tf32":
         restore()
         reference = results_of_step(step, exact())
-        own, eagers = (shares(each, reference, before, {}) for each in (results, wanted))
-        if all(own[kind] <= max(TOLERANCE[dtype], TIMES_AS_FAR * eagers[kind]) for kind in own):
+        own, others = (shares(each, reference, before, {}) for each in (results, wanted))
+        if all(own[kind] <= max(TOLERANCE[dtype], TIMES_AS_FAR * others[kind]) for kind in own):
             return Verified(error, repeated, len(wanted), bit_equal)
     if not error <= limit:
         raise ReplayError(f"the {worst}s are {error:.2g} away from eager's (limit {limit:.2g})")
     return Verified(error, repeated, len(wanted), bit_equal)
+
+
+def check_returned(returned: Any, wanted: Any) -> None:
+    """Raise `ReplayError` where a step returns another structure, or other values than tensors, than the user's own."""
+    leaves, spec = pytree.tree_flatten(returned)
+    wanted_leaves, wanted_spec = pytree.tree_flatten(wanted)
+    if spec != wanted_spec:
+        raise ReplayError("captured, the step returns another structure: does it ask an optimizer for options?")
+    for leaf, other in zip(leaves, wanted_leaves, strict=True):
+        if isinstance(leaf, torch.Tensor) != isinstance(other, torch.Tensor) or (
+            not isinstance(leaf, torch.Tensor) and (type(leaf) is not type(other) or repr(leaf) != repr(other))
+        ):
+            given, own = ("a tensor" if isinstance(each, torch.Tensor) else short_value(each) for each in (leaf, other))
+            raise ReplayError(f"captured, the step returns {given} in place of {own}")
 
 
 def equal_bits(one: Results, other: Results) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,24 @@ def test_a_replaced_parameter_is_used_at_the_next_call(replace: Callable[[nn.Lin
         torch.testing.assert_close(step(x), model(x))
         replace(model.layer)
         torch.testing.assert_close(step(x), model(x))
+
+
+class Returning(nn.Linear):
+    """Returns a tensor that it does nothing with."""
+
+    scale = torch.ones(2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.scale
+
+
+def test_new_memory_of_a_tensor_that_is_only_returned_is_found() -> None:
+    model, x = Returning(6, 6).eval(), batches(1)[0][0]
+    model.scale = torch.ones(2)
+    step = fast(model, x)
+    for value in (9.0, 5.0):
+        model.scale.data = torch.full((2,), value)
+        assert step(x)[1].tolist() == [value, value]
 
 
 @pytest.mark.parametrize(("kind", "uses"), [(Scaled, False), (Clipped, True)])

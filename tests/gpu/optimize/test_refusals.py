@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
+import queue
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.utils.data import DataLoader
 
 import gpusim
 from gpusim.errors import OptionError
@@ -20,7 +23,7 @@ from gpusim.gpu.optimize import callable as callables
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor
-from tests.support.optimizing import Net, batches, close, eager_step, fast, net, same_states
+from tests.support.optimizing import Net, batches, close, eager_step, fast, hidden, net, same_states, tick
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -69,20 +72,20 @@ class Replaces(Net):
 class Drifts(Net):
     """Another factor each time, unknown to torch's random state."""
 
-    ticks = itertools.count(1)
+    ticks = hidden(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * float(next(self.ticks))
+        return super().forward(x) * float(tick(self.ticks))
 
 
 class Varies(Net):
     """Another operator each time."""
 
-    ticks = itertools.count()
+    ticks = hidden(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = super().forward(x)
-        return y.relu() if next(self.ticks) % 2 else y.sigmoid()
+        return y.relu() if tick(self.ticks) % 2 else y.sigmoid()
 
 
 class Fails(Net):
@@ -90,12 +93,12 @@ class Fails(Net):
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         super().__init__()
-        self.ticks, self.at, self.error = itertools.count(1), at, error
+        self.ticks, self.at, self.error = hidden(0), at, error
         self.notes: dict[str, bool] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.notes["first"] = True
-        if next(self.ticks) == self.at:
+        if tick(self.ticks) == self.at:
             raise self.error("once")
         return super().forward(x)
 
@@ -193,6 +196,89 @@ def test_a_model_that_cannot_be_captured_comes_back_with_one_warning(kind: type[
     same_states(model.state_dict(), before)
     assert {key: value for key, value in vars(model).items() if not key.startswith("_")} == attributes
     assert torch.equal(torch.get_rng_state(), random)
+
+
+SERIES: dict[str, Callable[[], Callable[[], float]]] = {
+    "cycle": lambda: partial(next, itertools.cycle([1.0])),
+    "generator": lambda: partial(next, (1.0 for _ in range(99))),
+    "iterator": lambda: iter([1.0] * 99).__next__,
+    "map": lambda: partial(next, map(float, [1] * 99)),
+    "queue": lambda: filled(queue.SimpleQueue()).get,
+    "loader": lambda: partial(next, iter(DataLoader([1.0] * 99))),
+}
+
+
+def filled(series: Any) -> Any:
+    for _ in range(99):
+        series.put(1.0)
+    return series
+
+
+@pytest.mark.parametrize("kind", SERIES)
+def test_what_yields_its_values_once_each_is_named_and_not_advanced(kind: str) -> None:
+    """A captured step would repeat the value of its capture: here the same for a long time."""
+    take = SERIES[kind]()
+    asked: list[float] = hidden(0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        tick(asked)
+        return x * take()
+
+    found, text = warned(lambda: fast(step, X))
+    assert found is step
+    assert "has an iterator or a queue" in text
+    assert asked[0] == 0
+
+
+def test_a_mask_that_an_encoder_looks_at_is_named_with_a_way_out() -> None:
+    """Whether it is padded at the end decides which kernels run."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    x, mask = torch.randn(2, 5, 8), torch.zeros(2, 5, dtype=torch.bool)
+
+    def step(encoder: nn.Module) -> Callable[..., torch.Tensor]:
+        def infer(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                return encoder(x, src_key_padding_mask=mask)
+
+        return infer
+
+    infer = step(nn.TransformerEncoder(layer, 2).eval())
+    with warnings.catch_warnings(action="ignore"):
+        infer(x, mask)  # torch warns once that nested tensors may change
+    found, text = warned(lambda: fast(infer, (x, mask)))
+    assert found is infer
+    assert "enable_nested_tensor=False" in text
+    infer = step(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval())
+    captured = fast(infer, (x, mask))
+    assert isinstance(captured, OptimizedStep)
+    mask = mask.clone()
+    mask[0, 3:] = True
+    close(captured(x, mask), infer(x, mask))
+
+
+OPTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "rate": lambda group: group["lr"],
+    "option": lambda group: group["fused"],
+    "numbers": lambda group: [value for value in group.values() if isinstance(value, float)],
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_options_that_a_capture_changes_are_not_returned(kind: str) -> None:
+    """While a step is recorded its rate is a tensor, and its optimizer fused."""
+    model = nn.Linear(6, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), OPTIONS[kind]({key: optimizer.param_groups[0][key] for key in ("lr", "fused")})
+
+    found, text = warned(lambda: fast(step, X))
+    assert found is step
+    assert "captured, the step returns" in text
 
 
 @pytest.mark.parametrize(("kind", "attribute"), [(Appends, "seen"), (Remembers, "last")])
