@@ -47,6 +47,7 @@ OTHER_KINDS = {
     "other kinds, fifth blind set": "blind_next",
     "other kinds, sixth blind set": "blind_products",
     "other kinds, seventh blind set": "blind_turnover",
+    "other kinds, eighth blind set": "blind_recommended",
 }
 COLUMNS = "number|median|95 % within|largest|bias|in the 90 % interval|"
 RULE = "|---|--:|--:|--:|--:|--:|--:|"
@@ -166,7 +167,7 @@ def readme() -> str:
             "Networks that a constant was fitted on are left out. Of known ones, all policies, that is "
             f"{fitted.schedules} schedules,",
             f"{100 * fitted.largest:.1f} % off at most.",
-            "Each set was blind to the rules of its day, the last one to those of today, too.",
+            "Each set was blind to the rules of its day, the last two to those of today, too.",
         ]
     )
 
@@ -175,7 +176,7 @@ def heading(recipe: str) -> str:
     """Name a recipe of other kinds, and how much of it is measured, if not all."""
     planned = len(read_recipe(ROOT / "validate" / f"{recipe}.toml").case)
     measured = len(by_step(left_out(recipe)))
-    return f"`validate/{recipe}.toml`{'' if measured == planned else f', {measured} of {planned} steps'}:"
+    return f"`{recipe}`{'' if measured == planned else f', {measured} of {planned} steps'}"
 
 
 def order() -> list[str]:
@@ -195,22 +196,16 @@ def order() -> list[str]:
 
 
 def kinds() -> list[str]:
-    """Return a row for each step of the runs of other kinds."""
-    lines: list[str] = []
+    """Return a row for each step of the runs of other kinds, under the name of its recipe."""
+    lines, notes = [f"|step|{COLUMNS}", RULE], []
     for _, recipe in other_kinds():
         cases = left_out(recipe)
-        lines += [
-            heading(recipe),
-            "",
-            f"|step|{COLUMNS}",
-            RULE,
-            *(row(f"`{name}`", of_step) for name, of_step in by_step(cases).items()),
-            "",
-        ]
+        lines.append(f"|**{heading(recipe)}**{'|' * COLUMNS.count('|')}|")
+        lines += [row(f"`{name}`", of_step) for name, of_step in by_step(cases).items()]
         wrong = sum(not case.outputs_equal for case in cases)
         if wrong:
-            lines += [f"Outputs of {wrong} of {len(cases)} replays were outside the tolerance.", ""]
-    return lines[:-1]
+            notes += ["", f"Outputs of {wrong} of {len(cases)} replays of `{recipe}` were outside the tolerance."]
+    return [*lines, *notes]
 
 
 def repeats() -> list[str]:

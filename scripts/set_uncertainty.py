@@ -54,6 +54,7 @@ VISION_TRANSFORMERS = (
     "davit_tiny",
     "tnt_s_patch16_224",
     "xcit_tiny_12_p16_224",
+    "cait_xxs24_224",
 )
 COVERED = 0.9
 #: Decimals of the numbers written.

@@ -4,7 +4,7 @@ A kernel of more blocks than the GPU holds at once holds up the next kernel star
 
     turnover_ns x blocks
 
-or until it ends, if that comes first (`gpusim.rules.launch`): blocks of kernels start in sequence
+or for its time alone, if that is less (`gpusim.rules.launch`): blocks of kernels start in sequence
 (`gpusim.rules.dispatch`, rule 1), and until then some of its own wait. The blocks of a smaller kernel all start at
 once. In a partition of some SMs nothing is held up, as that was not measured.
 

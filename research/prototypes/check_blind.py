@@ -28,6 +28,7 @@ SETS = {
     "blind_next": (("09daa20",), "blind_next_h200_20261129", ("blind_next",)),
     "blind_products": (("9de4936",), "blind_products_h200_20261130", ("blind_products",)),
     "blind_turnover": (("de6c4e6",), "blind_turnover_h200_20261130", ("blind_turnover",)),
+    "blind_recommended": (("62b0641",), "blind_recommended_h200_20261130", ("blind_recommended",)),
     "blind_convolutional": (("bb73ae5",), "blind_convolutional_h200_20261130", ("blind_convolutional",)),
     "neighbours": (
         ("382bc5f", "89111b9", "f4b5e27", "15b75e6"),

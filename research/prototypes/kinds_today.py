@@ -19,7 +19,16 @@ from gpusim.formats.results import ResultCase, newest_results
 from gpusim.validation.again import predict_again
 from gpusim.validation.statistics import NOISE_FRAC, by_step, counted_replays, fidelity
 
-SETS = ("kinds", "blind_kinds", "blind_intervals", "blind_last", "blind_next", "blind_products", "blind_turnover")
+SETS = (
+    "kinds",
+    "blind_kinds",
+    "blind_intervals",
+    "blind_last",
+    "blind_next",
+    "blind_products",
+    "blind_turnover",
+    "blind_recommended",
+)
 
 
 def near_best(cases: Sequence[ResultCase]) -> str:

@@ -124,6 +124,8 @@ def main() -> None:
             "known, captured kernels, and last set": [*known, *last],  # the fraction was set on none of these rows
             "known, chosen kernels": steps_of("fair", today, lambda case: case.kernels == "chosen"),
         }
+        if today:  # these were predicted by the rule
+            groups["measured after the rule"] = steps_of("blind_recommended", today, lambda _: True)
         for name, steps in groups.items():
             for fraction, label in NAMES.items():
                 each = [taken(rows, fraction, known_frac if today else 0.0) for rows in steps]

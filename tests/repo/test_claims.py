@@ -109,6 +109,11 @@ def test_gain_over_torch_compile_is_that_of_all_measured_steps() -> None:
             "interval",
         ),
         (
+            "blind_recommended",
+            "a median error of {median}, {largest} at most, {covered} of {schedules} schedules within the 90 % "
+            "interval",
+        ),
+        (
             "blind_products",
             "a median error of {median}, {largest} at most, {covered} of {schedules} schedules within the 90 % "
             "interval",
@@ -174,7 +179,16 @@ def test_blind_errors_of_today_are_those_of_the_stored_predictions() -> None:
 def test_kinds_of_networks_that_come_out_too_fast_are_named_with_their_largest_error() -> None:
     """No kind that is left out is further off than the second group."""
     errors: dict[str, list[float]] = defaultdict(list)
-    sets = ("kinds", "blind_kinds", "blind_intervals", "blind_last", "blind_next", "blind_products", "blind_turnover")
+    sets = (
+        "kinds",
+        "blind_kinds",
+        "blind_intervals",
+        "blind_last",
+        "blind_next",
+        "blind_products",
+        "blind_turnover",
+        "blind_recommended",
+    )
     for case in (case for name in sets for case in cases(name)):
         if case.streams > 1 and case.outputs_equal:
             errors[case.network.partition("_")[0]].append(case.error)
