@@ -17,8 +17,8 @@ from gpusim.gpu.optimize.python_state import ModuleState, PythonState, host_draw
 from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.snapshot import Snapshot, put_back
 from gpusim.gpu.optimize.verify import apart, results_of_step
-from gpusim.gpu.reach.raw import is_series
 from gpusim.gpu.reach.search import Reach
+from gpusim.gpu.reach.series import SeriesOf
 from gpusim.gpu.replay.compare import VARIANT_TOLERANCE
 from gpusim.text import first_line
 
@@ -32,16 +32,17 @@ def timed_eager(
     its first run fails.
     """
     modules = [m for module in step.modules.values() for m in module.modules()]
-    series = next((name for value, name in Reach(roots, modules) if is_series(value)), None)
-    if series is not None:
-        raise CaptureError(
-            f"the step's code has an iterator or a queue, '{series}', which a captured one would not follow"
-        )
     with say.stage("eager"), put_back(step, roots) as snapshot:
         say("timing the eager step")
         elsewhere = PythonState(dict.fromkeys(type(module).forward for module in modules))
+        series = SeriesOf(Reach(roots, modules))
         try:
             returned = _first_run(step)
+            taken_from = series.advanced()
+            if taken_from is not None:
+                raise CaptureError(
+                    f"the step takes values from '{taken_from}', which a captured one would not; its first is gone"
+                )
             snapshot.check_objects()
             if snapshot.keep_prepared():
                 _check_first(step, snapshot, returned, dtype)

@@ -23,9 +23,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpusim.gpu.optimize.unchanged import MISSING, Contents, Functions, Items, KeyedValues, Natures, all_same
+from gpusim.gpu.optimize.unchanged import MISSING, Absent, Contents, Functions, Items, KeyedValues, Natures, all_same
 from gpusim.gpu.reach.names import cells, globals_of, is_torchs, options_of
-from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, is_a
+from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, has_attributes, is_a
 from gpusim.gpu.reach.search import MOST_BYTES, MOST_PARTS, PLAIN, Reach, joined
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
@@ -63,6 +63,8 @@ class Reads:
         self._lists: list[tuple[str, list[Any]]] = []
         self._series: list[tuple[str, Collection[Any]]] = []
         """Objects that yield others in an order that no dict or list has."""
+        self._absent: list[tuple[dict[Any, Any], frozenset[str]]] = []
+        """Dicts of attributes, with names that code asks for and that they do not have."""
         self._equal: list[tuple[str, Callable[[], Any]]] = []
         """Names and readers of values that are compared as a whole."""
         functions = []
@@ -79,6 +81,9 @@ class Reads:
         self._natures = Natures(value for value, _ in reach if _is_owner(value))
         self._functions = Functions(functions)
         self._in_dicts = KeyedValues(self._holders, self._keys)
+        self._came = Absent([held for held, _ in self._absent], [names for _, names in self._absent])
+        self.names = frozenset(reach.names)
+        """Names that the code uses."""
         self._others_before = self._others_now()
         self._keep()
         self.gradients = any("grad" in name for name in reach.names - _GRADIENT_MODES)
@@ -90,7 +95,7 @@ class Reads:
             return "__class__ or __dict__"
         if not self._functions.hold():
             return "__code__ or __defaults__"
-        for changed in (self._changed_in_dicts, self._changed_of_others, self._changed_inside):
+        for changed in (self._changed_in_dicts, self._came.came, self._changed_of_others, self._changed_inside):
             name = changed()
             if name is not None:
                 return name
@@ -149,7 +154,15 @@ class Reads:
 
     # --- What is compared ---
 
+    def _watch_absent(self, reach: Reach, held: dict[Any, Any]) -> None:
+        """Watch names of attributes that code asks for, and that a dict of attributes does not have."""
+        names = reach.absent(held)
+        if names:
+            self._absent.append((held, names))
+
     def _watch(self, reach: Reach, value: Any, name: str) -> None:
+        if has_attributes(value) and not is_a(value, type):
+            self._watch_absent(reach, attributes_of(value))
         beside = reach.beside(value)
         if beside or is_a(value, (dict, list, deque)):
             named = reach.names & beside.keys()
@@ -188,7 +201,7 @@ class Reads:
         if is_a(value, dict):
             self._others.append((shown, partial(len, held)))
         else:
-            self._add(held, {*reach.hiding(value, held), *reach.absent(value, held)}, shown)
+            self._add(held, reach.hiding(value, held), shown)
         slots = reach.slots_of(value)
         self._others += [(joined(shown, key), partial(getattr, value, key, MISSING)) for key in slots]
 
@@ -196,7 +209,8 @@ class Reads:
         """Watch what the user's classes have under names that code uses, and the functions of torch's layers."""
         for kind, names in reach.inherited():
             held = attributes_of(kind)
-            self._add(held, {*names, *reach.absent(kind, held)}, kind.__name__)
+            self._add(held, names, kind.__name__)
+            self._watch_absent(reach, held)
         kinds: list[Any] = [type(module) for module in (*reach.modules, *self.hidden)]
         layers = {base: options_of(kind) for kind in kinds for base in kind.__mro__}
         for kind, options in layers.items():

@@ -38,6 +38,7 @@ _item_of = types.ExternalFunction("PyList_GetItem", types.intp(types.intp, types
 _code_of = types.ExternalFunction("PyFunction_GetCode", types.intp(types.intp))
 _defaults_of = types.ExternalFunction("PyFunction_GetDefaults", types.intp(types.intp))
 _keywords_of = types.ExternalFunction("PyFunction_GetKwDefaults", types.intp(types.intp))
+_length_of = types.ExternalFunction("PyDict_Size", types.intp(types.intp))
 _next = types.ExternalFunction("PyDict_Next", types.int32(types.intp, types.intp, types.intp, types.intp))
 
 
@@ -109,6 +110,15 @@ def _same_items(lists: Any, ends: Any, values: Any) -> Any:
                 return False
             place += 1
     return True
+
+
+@compiled
+def _same_sizes(dicts: Any, sizes: Any) -> Any:
+    """Whether each dict, by its address, has as many keys."""
+    same = True
+    for place in range(dicts.size):
+        same &= _length_of(dicts[place]) == sizes[place]
+    return same
 
 
 @compiled
@@ -217,6 +227,27 @@ class Items:
     def hold(self) -> bool:
         """Whether the same objects are there, in the same order, and no others."""
         return not self._holders or bool(_same_items(*self._at))
+
+
+class Absent:
+    """Names that are no keys of dicts now. A dict as large as before has none of them, unless another key has gone."""
+
+    def __init__(self, holders: Sequence[dict[Any, Any]], names: Sequence[frozenset[str]]) -> None:
+        self._holders, self._names = list(holders), list(names)
+        self._at = _addresses(self._holders), self._sizes()
+
+    def came(self) -> str | None:
+        """Return a name that a dict has by now, or None."""
+        if not self._holders or _same_sizes(*self._at):
+            return None
+        for held, names in zip(self._holders, self._names, strict=True):
+            if not names.isdisjoint(held):
+                return min(names & held.keys())
+        self._at = self._at[0], self._sizes()
+        return None
+
+    def _sizes(self) -> Any:
+        return np.fromiter(map(len, self._holders), np.intp, len(self._holders))
 
 
 class Functions:

@@ -127,6 +127,8 @@ def names_of(code: types.CodeType) -> frozenset[str]:
             names |= names_of(constant)
         elif isinstance(constant, str):
             names.add(constant)
+        elif isinstance(constant, tuple | frozenset):  # of a loop over names
+            names.update(each for each in constant if isinstance(each, str))
     return frozenset(names)
 
 
@@ -135,11 +137,15 @@ def asked_of(code: types.CodeType) -> frozenset[str]:
     """Return the names of attributes that code asks for where an object may have none: by `hasattr` or `getattr`, or
     within reach of an `AttributeError`. Functions within it are included.
     """
-    names = set[str]()
-    if not {"hasattr", "getattr"}.isdisjoint(code.co_names):
-        names.update(each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
-    if "AttributeError" in code.co_names:
-        names.update(code.co_names)
+    names, asks = set[str](), False
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval in ("hasattr", "getattr"):
+            asks = True  # its first text is the name
+        elif asks and one.opname == "LOAD_CONST" and isinstance(one.argval, str):
+            names.add(one.argval)
+            asks = False
+        elif "AttributeError" in code.co_names and one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names.add(one.argval)
     inner = (asked_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(names).union(*inner)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import queue
 import threading
 import types
 import weakref
@@ -32,8 +31,6 @@ _dict_of = _get(("PyObject_GenericGetDict", ctypes.pythonapi))
 _OF_TYPES: Final = vars(type)
 #: Attributes in which descriptors have their function: a property, a cached one, a class method, another wrapper.
 _HOLDING: Final = ("fget", "func", "__func__", "__wrapped__")
-#: Python modules whose iterators keep their place to themselves.
-_OF_SERIES: Final = ("builtins", "itertools", "collections", "torch.utils.data.dataloader")
 _DESCRIPTORS: Final = (property, classmethod, staticmethod)
 
 
@@ -81,14 +78,6 @@ def owner_of(value: Any) -> Any:
         return value
     owner = value.__self__
     return value if owner is None or is_a(owner, (type, types.ModuleType)) else owner
-
-
-def is_series(value: Any) -> bool:
-    """Whether an object yields others once each, and what it has yielded is in no attribute of the user's: an iterator,
-    a generator, a queue written in C. Files are none, as code writes to them, too.
-    """
-    kind = type(value)
-    return kind is queue.SimpleQueue or (hasattr(kind, "__next__") and module_of(kind) in _OF_SERIES)
 
 
 def has_attributes(value: Any) -> bool:

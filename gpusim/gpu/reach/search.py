@@ -29,7 +29,6 @@ from gpusim.gpu.reach.names import (
     globals_of,
     is_gpusims,
     is_special,
-    is_torchs,
     is_users,
     methods,
     methods_of_library,
@@ -283,13 +282,13 @@ class Reach:
 
     def _read_of_module(self, module: torch.nn.Module, held: dict[Any, Any]) -> list[Any]:
         kind: Any = type(module)
-        options, of_torch = options_of(kind), is_torchs(module_of(kind))
+        options = options_of(kind)
         own = [(key, part) for key, part in pairs_of(held) if is_a(key, str) and text_of(key) not in _OF_MODULES]
         read = [
             key
             for key, part in own
             if (text_of(key) in options and is_a(part, _OPTIONS))
-            or (not of_torch and text_of(key) in self.names)
+            or text_of(key) in self.names
             or text_of(key) == "forward"
         ]
         return read if any(text_of(key) == "forward" for key in read) else [*read, "forward"]
@@ -304,11 +303,9 @@ class Reach:
         own = {text_of(key) for key in items_of(held) if is_a(key, str)}
         return sorted({key for base in users for key in items_of(attributes_of(base))} & self.names - own)
 
-    def absent(self, value: Any, held: dict[Any, Any]) -> list[str]:
-        """Return names of attributes that code asks an object or a class for, and its dict does not have."""
-        if is_a(value, torch.nn.Module) and is_torchs(module_of(type(value))):
-            return []
-        return sorted(self._asked - {text_of(key) for key in items_of(held) if is_a(key, str)})
+    def absent(self, held: dict[Any, Any]) -> frozenset[str]:
+        """Return names of attributes that code asks for, and that a dict of attributes does not have."""
+        return frozenset(self._asked - {text_of(key) for key in items_of(held) if is_a(key, str)})
 
     def _is_called(self, key: str, value: Any) -> bool:
         return key in self.names or (type(value) is types.FunctionType and is_special(key))

@@ -254,6 +254,35 @@ class Plain:
     pass
 
 
+def test_attributes_of_torchs_own_layers_have_their_effect() -> None:
+    """Those that are there, and those that come."""
+
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 6)
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * getattr(self.inner, "gain", 1.0)
+
+    model = Scaled().eval()
+    for gain in (2.0, 3.0):
+        _effect(model, lambda gain=gain: setattr(model.inner, "gain", gain))
+
+
+def test_a_note_that_no_code_asks_for_is_no_change() -> None:
+    """A dict of attributes has grown, by none of the names asked for."""
+    model = Asks(Plain()).eval()
+    x = batches(1)[0][0]
+    step = fast(model, x)
+    made = captures(step)
+    model.settings.note = 1
+    step(x)
+    model.settings.shift = 2.0
+    step(x)
+    assert made == [1]
+
+
 @pytest.mark.parametrize("settings", [types.SimpleNamespace, Plain])
 @pytest.mark.parametrize("name", ["factor", "shift", "scale", "of the class"])
 def test_an_attribute_that_was_not_there_has_its_effect(
