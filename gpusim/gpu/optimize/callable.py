@@ -19,9 +19,9 @@ from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import (
     TENSORS,
     Given,
+    attribute_read,
     autocast_of,
     check_arguments,
-    check_plain,
     settings,
     value_of,
     which_same,
@@ -189,6 +189,9 @@ class OptimizedStep:
             return None
         if variant is None or not variant.is_current():
             variant = self._other(key, variant, args, kwargs)
+        if variant is not None and (read := attribute_read(tensors, lambda: variant.captured.reads.names)) is not None:
+            self._warn(f"an argument has an attribute of its own, '{read}', which is not captured; it runs as it is")
+            return None
         if variant is not None and variant.mixes(tensors):
             self._warn("arguments share memory, or lie in the model's, and the step changes it; it runs as it is")
             return None
@@ -209,8 +212,6 @@ class OptimizedStep:
             check_arguments(leaves)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             others = (spec, *(value_of(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
-        else:
-            check_plain(tensors)
         try:
             shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
         except RuntimeError as cause:

@@ -30,7 +30,7 @@ MIXED: Final = "mixed"
 #: Operators that only write what they change.
 _ZEROING: Final = ("aten.zero_.default", "aten._foreach_zero_.default")
 #: Types that a step may return in addition to tensors: constant, and never a tensor in disguise.
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
 @dataclass
@@ -162,7 +162,7 @@ def capture_bound(
     reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
     of_optimizers = [p for p in parameters.values() if id(p) in used]
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
-    untouched = watched.untouched(recorded.returned)
+    only_returned = watched.untouched(recorded.returned)
     on_host = [tensor for tensor in elsewhere if tensor.device.type != step.device.type]
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
@@ -176,7 +176,7 @@ def capture_bound(
         live=live,
         inputs=list(inputs),
         returned=watched.returned(recorded.returned),
-        places=Places([*modules, *reads.hidden], used, may_use, [*of_optimizers, *elsewhere, *untouched], on_host),
+        places=Places([*modules, *reads.hidden], used, may_use, [*of_optimizers, *elsewhere, *only_returned], on_host),
         states=states,
         gradient_names=graph.gradient_names,
         gradients=gradients,
@@ -221,7 +221,7 @@ class _Watched:
         self.step = replace(step, phases=[*step.phases, (None, self._look)])
 
     def _look(self, value: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(value)
+        leaves, spec = flattened(value)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
                 raise CaptureError(
@@ -251,6 +251,12 @@ class _Watched:
             index = next(numbers)
             leaves.append(leaf.detach() if index is None else Computed(index))
         return Returned(self._spec, tuple(leaves))
+
+
+def flattened(value: Any) -> tuple[list[Any], Any]:
+    """Return the leaves and the structure of what a step returns; a shape is one leaf, of its own type."""
+    leaves, spec = pytree.tree_flatten(value, is_leaf=lambda part: isinstance(part, torch.Size))
+    return leaves, spec
 
 
 def gradients_of(captured: Captured, tensors: Sequence[torch.Tensor | None]) -> Gradients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,7 +18,7 @@ from gpusim.formats.trace import Dtype, Mode
 from gpusim.gpu.capture.in_memory import function_step, model_phases, model_step, options_of
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.reach.search import PLAIN
+from gpusim.gpu.reach.search import PLAIN, Reach, modules_in
 
 #: Types of tensors that can be captured.
 TENSORS: Final = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -47,6 +47,11 @@ class Given:
     def behind(self) -> tuple[Any, ...]:
         """What a step runs of the user's."""
         return self.target, self.loss, self.optimizer
+
+    def names(self) -> set[str]:
+        """Return the names that its code uses."""
+        modules = modules_in(self.target) if self.is_module else ()
+        return Reach((self.target, self.loss), modules).names
 
     def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Split arguments into those of the model and of the loss: `(inputs, targets)`, each one tensor or a tuple of
@@ -201,7 +206,6 @@ def check_arguments(leaves: Iterable[Any]) -> None:
             if leaf.layout is not torch.strided or type(leaf) not in TENSORS:
                 kind = type(leaf).__name__ if leaf.layout is torch.strided else leaf.layout
                 raise CaptureError(f"an argument is a tensor of type {kind}: only plain, dense ones can be captured")
-            check_plain((leaf,))
         elif not isinstance(leaf, PLAIN):
             raise CaptureError(
                 f"an argument is of type {type(leaf).__name__}: tensors, numbers, text, and lists, tuples and dicts of "
@@ -209,11 +213,13 @@ def check_arguments(leaves: Iterable[Any]) -> None:
             )
 
 
-def check_plain(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise `CaptureError` for a tensor with attributes of its own, which no copy has."""
-    for tensor in tensors:
-        if own := vars(tensor):
-            raise CaptureError(f"an argument has an attribute of its own, '{next(iter(own))}', which is not captured")
+def attribute_read(tensors: Iterable[Any], names: Callable[[], Container[str]]) -> str | None:
+    """Return an attribute of an argument's own that code reads by one of these names, or None: a copy has none."""
+    own = [key for tensor in tensors if isinstance(tensor, torch.Tensor) for key in vars(tensor)]
+    if not own:
+        return None
+    read = names()
+    return next((key for key in own if key in read), None)
 
 
 def which_same(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
@@ -224,7 +230,7 @@ def which_same(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
 
 def value_of(leaf: Any) -> tuple[type, str]:
     """Return a plain argument's type and value, whatever a class of the user's says of it; hashable."""
-    kind = next((kind for kind in (bool, int, float, complex, str, bytes) if isinstance(leaf, kind)), type(leaf))
+    kind: Any = next((kind for kind in (bool, int, float, complex, str, bytes) if isinstance(leaf, kind)), type(leaf))
     return type(leaf), kind.__repr__(leaf)
 
 

@@ -14,7 +14,7 @@ from gpusim.errors import CaptureError, ReplayError
 from gpusim.formats.trace import Dtype
 from gpusim.gpu.capture.optimizers import named_states
 from gpusim.gpu.capture.user_step import UserStep
-from gpusim.gpu.optimize.captured import Captured, Computed
+from gpusim.gpu.optimize.captured import Captured, Computed, flattened
 from gpusim.gpu.optimize.executors import UserRunner, state_of
 from gpusim.gpu.replay.compare import NOISE_FACTOR, TIMES_AS_FAR, TOLERANCE, VARIANT_TOLERANCE, in_double
 from gpusim.gpu.replay.rounding import rounding_noise
@@ -154,8 +154,7 @@ def verify(
 
 def check_returned(returned: Any, wanted: Any) -> None:
     """Raise `ReplayError` where a step returns another structure, or other values than tensors, than the user's own."""
-    leaves, spec = pytree.tree_flatten(returned)
-    wanted_leaves, wanted_spec = pytree.tree_flatten(wanted)
+    (leaves, spec), (wanted_leaves, wanted_spec) = flattened(returned), flattened(wanted)
     if spec != wanted_spec:
         raise ReplayError("captured, the step returns another structure: does it ask an optimizer for options?")
     for leaf, other in zip(leaves, wanted_leaves, strict=True):

@@ -68,6 +68,14 @@ def test_a_replaced_parameter_is_used_at_the_next_call(replace: Callable[[nn.Lin
         torch.testing.assert_close(step(x), model(x))
 
 
+def test_a_shape_that_is_returned_stays_one() -> None:
+    x = batches(1)[0][0]
+    step = fast(lambda x: (x * 2, x.shape), x)
+    _, shape = step(x)
+    assert type(shape) is torch.Size
+    assert shape == x.shape
+
+
 class Returning(nn.Linear):
     """Returns a tensor that it does nothing with."""
 

@@ -142,6 +142,9 @@ def test_an_attribute_of_an_argument_is_not_captured() -> None:
         close(step(masked), model(masked))
     with pytest.warns(UserWarning, match="an attribute of its own, 'mask'"):
         assert fast(model, masked) is model
+    torch._dynamo.mark_dynamic(x, 0)
+    vars(x)["tag"] = "train"
+    assert isinstance(fast(model, x), OptimizedStep), "nothing reads these"
 
 
 def test_values_that_are_printed_alike_have_steps_of_their_own() -> None:
