@@ -1,7 +1,8 @@
 """Python values that a step's code may read: attributes, globals and closures, as they were at its capture.
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
-the step (attributes of objects, classes and Python modules, slots, keys of dicts), containers of up to 1,000 values
+the step (attributes of objects, classes and Python modules, slots, keys of dicts), attributes that it asks for by
+`getattr` or `hasattr` and that are not there, containers of up to 1,000 values
 (of dicts that code reads by name the size only), small arrays, what weak references and context variables refer to,
 what methods of schedulers and collections read, options of the user's own in an optimizer's groups, code and defaults
 of functions, classes and dicts of objects, and the options that the `forward` of torch's own layers reads. Of torch and
