@@ -2,13 +2,13 @@
 
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
 the step (attributes of objects, classes and Python modules, slots, keys of dicts), attributes that it asks for by
-`getattr` or `hasattr` and that are not there, containers of up to 1,000 values
-(of dicts that code reads by name the size only), small arrays, what weak references and context variables refer to,
-what methods of schedulers and collections read, options of the user's own in an optimizer's groups, code and defaults
-of functions, classes and dicts of objects, and the options that the `forward` of torch's own layers reads. Of torch and
-the standard library: functions and classes that code names. What the code only counts or keeps elsewhere may change.
-Not watched are names computed while the step runs, longer containers, what lies deeper than eight attributes, whether a
-cached function is to answer anew, and what libraries answer: the environment, files, clocks.
+`getattr` or `hasattr` and that are not there, containers of up to 1,000 values (of dicts that code reads by name the
+size only), small arrays, what weak references and context variables refer to, what methods of schedulers and
+collections read, options of the user's own in an optimizer's groups, code and defaults of functions, classes and dicts
+of objects, and the options that the `forward` of torch's own layers reads. Of torch and the standard library: functions
+and classes that code names. What the code only counts or keeps elsewhere may change. Not watched are names computed
+while the step runs, longer containers, what lies deeper than eight attributes, whether a cached function is to answer
+anew, and what libraries answer: the environment, files, clocks.
 """
 
 from __future__ import annotations
