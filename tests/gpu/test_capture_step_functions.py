@@ -90,6 +90,10 @@ def steps_that_cannot_be_captured() -> dict[str, tuple[Callable[..., Any], str]]
     def to_list() -> Any:
         return model(x).detach().tolist()  # here
 
+    def split_at_data() -> Any:
+        out = model(x)
+        return out.tensor_split(out[0].argsort()[:2])[0].sum()  # here
+
     def shape_from_data() -> Any:
         out = model(x)
         return out[out > 0]  # here
@@ -119,6 +123,7 @@ def steps_that_cannot_be_captured() -> dict[str, tuple[Callable[..., Any], str]]
         "condition": (condition, "reads the elements of a tensor (item(), or a condition)"),
         "to_numpy": (to_numpy, "reads the elements of a tensor (numpy())"),
         "to_list": (to_list, "reads the elements of a tensor (tolist())"),
+        "split_at_data": (split_at_data, "reads the elements of a tensor (places of tensor_split())"),
         "shape_from_data": (shape_from_data, "depends on data"),
         "shape_from_changing_data": (shape_from_changing_data, "depends on data"),
         "sparse": (sparse, "makes a tensor of layout sparse_coo"),

@@ -52,11 +52,13 @@ _READS_ELEMENTS: Final = (
     torch.ops.aten._use_cudnn_ctc_loss.Tensor,
     torch.ops.aten._choose_qparams_per_tensor.default,
 )
-#: Tensor methods that read elements without passing the dispatcher.
+#: Functions that read elements without passing the dispatcher -> the place of the tensor that is read, and its name.
 _READS_PAST: Final = {
-    torch.Tensor.numpy: "numpy()",
-    torch.Tensor.tolist: "tolist()",
-    torch.Tensor.__array__: "a conversion to a NumPy array",
+    torch.Tensor.numpy: (0, "numpy()"),
+    torch.Tensor.tolist: (0, "tolist()"),
+    torch.Tensor.__array__: (0, "a conversion to a NumPy array"),
+    torch.tensor_split: (1, "places of tensor_split()"),
+    torch.Tensor.tensor_split: (1, "places of tensor_split()"),
 }
 
 
@@ -383,8 +385,12 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in _READS_PAST and isinstance(args[0], torch.Tensor):
-            self.listener.check_read(args[0], _READS_PAST[function])
+        if function in _READS_PAST:
+            place, how = _READS_PAST[function]
+            named = [value for name, value in (kwargs or {}).items() if name != "input"]
+            for read in (*args[place : place + 1], *named):
+                if isinstance(read, torch.Tensor):
+                    self.listener.check_read(read, how)
         return function(*args, **(kwargs or {}))
 
 
