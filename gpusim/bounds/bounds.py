@@ -74,8 +74,9 @@ def bounds(graph: OpGraph, partitioned: bool = False) -> Bounds:
     """
     hardware = graph.hardware
     kernels = Kernels.of(graph)
-    turnover_ns = 0.0 if partitioned else hardware.graph.turnover_ns
-    starting = msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, turnover_ns=turnover_ns))
+    starting = hardware
+    if partitioned:
+        starting = msgspec.structs.replace(hardware, graph=msgspec.structs.replace(hardware.graph, turnover_ns=0.0))
     return Bounds(
         critical_path_ns=int(critical_path_ns(graph)),
         area_ns=int(area_ns(kernels)),
