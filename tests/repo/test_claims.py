@@ -18,7 +18,7 @@ from gpusim.validation.models import NEAR_FRAC
 from gpusim.validation.recipe import WITHOUT_VARIANTS
 from gpusim.validation.statistics import by_step, fidelity, kendall_tau, regret
 from tests.repo.test_readme import ROOT, script
-from tests.support.claims import RESULTS, cases, prose, rounded_up
+from tests.support.claims import OTHER_KINDS, RESULTS, cases, prose, rounded_up
 
 
 def test_a_gain_over_torch_compile_that_another_run_puts_lower_is_stated() -> None:
@@ -179,17 +179,7 @@ def test_blind_errors_of_today_are_those_of_the_stored_predictions() -> None:
 def test_kinds_of_networks_that_come_out_too_fast_are_named_with_their_largest_error() -> None:
     """No kind that is left out is further off than the second group."""
     errors: dict[str, list[float]] = defaultdict(list)
-    sets = (
-        "kinds",
-        "blind_kinds",
-        "blind_intervals",
-        "blind_last",
-        "blind_next",
-        "blind_products",
-        "blind_turnover",
-        "blind_recommended",
-    )
-    for case in (case for name in sets for case in cases(name)):
+    for case in (case for name in OTHER_KINDS for case in cases(name)):
         if case.streams > 1 and case.outputs_equal:
             errors[case.network.partition("_")[0]].append(case.error)
     first, second, slow = (

@@ -10,6 +10,17 @@ from gpusim.formats.results import ResultCase, newest_results, read_results
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "validate" / "results"
+#: Recipes with other kinds of networks than mostly convolutional ones.
+OTHER_KINDS = (
+    "kinds",
+    "blind_kinds",
+    "blind_intervals",
+    "blind_last",
+    "blind_next",
+    "blind_products",
+    "blind_turnover",
+    "blind_recommended",
+)
 
 
 def prose(name: str) -> str:

@@ -27,6 +27,7 @@ from gpusim.validation.replayed import SUFFIX, ReplayedSchedule, read_replayed, 
 from gpusim.validation.statistics import Fidelity, fidelity
 from gpusim.validation.tables import write_results
 from tests.repo.test_readme import prose, script
+from tests.support.claims import OTHER_KINDS
 from tests.support.made_results import case as make_case
 from tests.support.made_results import make_results
 
@@ -41,17 +42,6 @@ FEW = {"partitions": 0.011, "unseen": 0.005}
 #: together, by which `join_ns` was chosen (research/2026-11-29-joins.md). Of `unseen_large`, only the training of
 #: ViT-B/16 has grown.
 ONE_STEP = {"neighbours_few": (0.016, 0.046), "neighbours_more": (0.013, 0.027), "unseen_large": (0.005, 0.007)}
-#: Recipes with other kinds of networks than mostly convolutional ones.
-OTHER_KINDS = (
-    "kinds",
-    "blind_kinds",
-    "blind_intervals",
-    "blind_last",
-    "blind_next",
-    "blind_products",
-    "blind_turnover",
-    "blind_recommended",
-)
 #: Recipes predicted by today's rule for steps that may lose the L2 cache; in older ones that rule predicts only part.
 BY_CACHE_RULE = ("neighbours_few", "neighbours_more")
 #: Prefix of the recipe that replays no schedule on several streams, only pairs of kernels.
