@@ -19,7 +19,7 @@ from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import (
     TENSORS,
     Given,
-    attribute_read,
+    attribute_problem,
     autocast_of,
     check_arguments,
     settings,
@@ -189,8 +189,8 @@ class OptimizedStep:
             return None
         if variant is None or not variant.is_current():
             variant = self._other(key, variant, args, kwargs)
-        if variant is not None and (read := attribute_read(tensors, lambda: variant.captured.reads.names)) is not None:
-            self._warn(f"an argument has an attribute of its own, '{read}', which is not captured; it runs as it is")
+        if variant is not None and (problem := attribute_problem(tensors, lambda: variant.captured.reads.names)):
+            self._warn(f"{problem}; it runs as it is")
             return None
         if variant is not None and variant.mixes(tensors):
             self._warn("arguments share memory, or lie in the model's, and the step changes it; it runs as it is")

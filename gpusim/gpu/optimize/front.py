@@ -20,7 +20,7 @@ from gpusim.gpu.optimize.choose import FRONTENDS, Wanted
 from gpusim.gpu.optimize.executors import Executor
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
-from gpusim.gpu.optimize.steps import Given, as_outside, attribute_read, autocast_of, casting, fixed_copies
+from gpusim.gpu.optimize.steps import Given, as_outside, attribute_problem, autocast_of, casting, fixed_copies
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.reach.search import BEHIND
 from gpusim.text import first_line
@@ -70,9 +70,9 @@ def optimize(
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, Gain]:
         cast = autocast_of(maker.executor.device)
         with as_outside(), without_autocast(maker.executor.device), current(maker.executor.device):
-            read = attribute_read(pytree.tree_leaves((args, kwargs)), given.names)
-            if read is not None:
-                raise CaptureError(f"an argument has an attribute of its own, '{read}', which is not captured")
+            problem = attribute_problem(pytree.tree_leaves((args, kwargs)), given.names)
+            if problem is not None:
+                raise CaptureError(problem)
             fixed = fixed_copies(args, kwargs)
             step = casting(given.step(*fixed, maker.executor.device), cast)
             inputs = [leaf for leaf in pytree.tree_leaves(fixed) if isinstance(leaf, torch.Tensor)]

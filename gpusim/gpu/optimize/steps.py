@@ -213,13 +213,14 @@ def check_arguments(leaves: Iterable[Any]) -> None:
             )
 
 
-def attribute_read(tensors: Iterable[Any], names: Callable[[], Container[str]]) -> str | None:
-    """Return an attribute of an argument's own that code reads by one of these names, or None: a copy has none."""
+def attribute_problem(tensors: Iterable[Any], names: Callable[[], Container[str]]) -> str | None:
+    """Return in words that code reads an attribute of an argument's own by one of these names, or None."""
     own = [key for tensor in tensors if isinstance(tensor, torch.Tensor) for key in vars(tensor)]
     if not own:
         return None
     read = names()
-    return next((key for key in own if key in read), None)
+    key = next((key for key in own if key in read), None)
+    return None if key is None else f"an argument has an attribute of its own, '{key}', which is not captured"
 
 
 def which_same(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:

@@ -47,9 +47,9 @@ def progress_of(value: Any, depth: int = 0) -> tuple[Any, ...]:
         behind = variables
     elif any("__length_hint__" in attributes_of(base) for base in bases_of(kind)):
         numbers.append(operator.length_hint(value))
-    elif kind in (itertools.count, itertools.repeat):
+    elif kind is itertools.count:
         numbers.append(repr(value))
-    elif kind is itertools.cycle and hasattr(kind, "__reduce__"):
+    elif kind is itertools.cycle and "__reduce__" in attributes_of(kind):  # Python 3.14 has none
         with warnings.catch_warnings(action="ignore"):  # from Python 3.12 on deprecated
             behind = [part for parts in value.__reduce__()[1:] for part in parts]
     parts = [part for each in behind for part in (each if is_a(each, tuple) else (each,))]
