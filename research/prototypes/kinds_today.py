@@ -1,4 +1,4 @@
-"""Errors of the four blind sets of other kinds, as predicted then and by today's rules, by kind of network.
+"""Errors of the blind sets of other kinds, as predicted then and by today's rules, by kind of network.
 
     PYTHONPATH=.:scripts python research/prototypes/kinds_today.py
 
@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from make_accuracy_page import OTHER_KINDS
 from set_uncertainty import kind_of
 
 from gpusim.defaults import RECOMMENDED, SEARCH
@@ -19,16 +20,7 @@ from gpusim.formats.results import ResultCase, newest_results
 from gpusim.validation.again import predict_again
 from gpusim.validation.statistics import NOISE_FRAC, by_step, counted_replays, fidelity
 
-SETS = (
-    "kinds",
-    "blind_kinds",
-    "blind_intervals",
-    "blind_last",
-    "blind_next",
-    "blind_products",
-    "blind_turnover",
-    "blind_recommended",
-)
+SETS = tuple(OTHER_KINDS.values())
 
 
 def near_best(cases: Sequence[ResultCase]) -> str:
