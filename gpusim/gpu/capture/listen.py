@@ -60,6 +60,11 @@ _READS_PAST: Final = {
     torch.tensor_split: (1, "places of tensor_split()"),
     torch.Tensor.tensor_split: (1, "places of tensor_split()"),
 }
+#: Operators that put a tensor onto a storage.
+_ONTO_STORAGE: Final = (
+    torch.ops.aten.set_.source_Storage,
+    torch.ops.aten.set_.source_Storage_storage_offset,
+)
 
 
 class Listener(TorchDispatchMode):
@@ -128,6 +133,8 @@ class Listener(TorchDispatchMode):
                 if result is not NotImplemented:
                     return result
         phase = self._look_at_stack()
+        if function in _ONTO_STORAGE:
+            return self._onto_storage(*args, **kwargs)
         if any(argument.is_out for argument in function._schema.arguments):
             return self._without_out(function, args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -176,6 +183,30 @@ class Listener(TorchDispatchMode):
                     if result.shape == out.shape:
                         return out.copy_(result)
         raise self.error(f"{function} writes into tensors of another shape, or into several")
+
+    def _onto_storage(
+        self,
+        tensor: torch.Tensor,
+        source: torch.UntypedStorage,
+        storage_offset: int = 0,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] = (1,),
+    ) -> torch.Tensor:
+        """Record a tensor put onto the memory of another one as a view of that one: so cuDNN's recurrent layers see
+        their weights as one tensor.
+        """
+        number = StorageWeakRef(source).cdata
+        known = (each for each in self._values if StorageWeakRef(each.untyped_storage()).cdata == number)
+        owner = next((each for each in known if each.dtype == tensor.dtype), None)
+        if owner is None:
+            raise self.error("the step puts a tensor onto memory (set_) of which it knows no tensor of the same type")
+        if size is None:
+            size = (source.nbytes() // tensor.element_size(),)
+        with self:
+            view = torch.ops.aten.as_strided.default(owner, size, stride, storage_offset)
+        torch.ops.aten.set_.source_Storage_storage_offset(tensor, source, storage_offset, size, stride)
+        self._set(tensor, self._value(view))
+        return tensor
 
     def _keep(self, result: Any, value: Value, known: bool, fixed: bool) -> None:
         """Register the results of a call."""

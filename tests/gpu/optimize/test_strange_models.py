@@ -254,3 +254,43 @@ def test_what_a_checkpoint_draws_again_is_refused(dropout: float, reentrant: boo
             assert fast(step, batches(1)[0]) is step
     else:
         assert isinstance(fast(step, batches(1)[0]), OptimizedStep)
+
+
+class FlatWeights(nn.Module):
+    """Sees its weights as one tensor on their memory, as cuDNN's recurrent layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(42, generator=torch.Generator().manual_seed(1))
+        self.one, self.two = nn.Parameter(flat[:18].view(3, 6)), nn.Parameter(flat[18:].view(4, 6))
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            part = torch.empty(0).set_(self.one.untyped_storage(), 6, (3, 5), (6, 1))  # type: ignore[call-overload]
+            whole = torch.empty(0).set_(self.two.untyped_storage())  # type: ignore[call-overload]
+        scale: torch.Tensor = part.mean() + whole[-1]
+        products = torch.cat([x @ self.one.T, x @ self.two.T], 1)
+        scores: torch.Tensor = self.head(products * scale)
+        return scores
+
+
+@pytest.mark.parametrize("frontend", ["aten", "inductor"])
+def test_a_tensor_put_onto_the_memory_of_weights_sees_their_changes(frontend: str) -> None:
+    models = FlatWeights(), FlatWeights()
+    models[1].load_state_dict(models[0].state_dict())
+    steps = [eager_step(model, sgd(model.parameters())) for model in models]
+    optimized = fast(steps[0], (X, torch.tensor([0, 1, 2, 0])), frontends=(frontend,))
+    assert isinstance(optimized, OptimizedStep)
+    for number in range(3):
+        batch = X * (1 + number), torch.tensor([number % 3, 1, 2, 0])
+        close(optimized(*batch), steps[1](*batch))
+    same_states(*(model.state_dict() for model in models))
+
+
+def test_a_tensor_put_onto_memory_of_an_unknown_tensor_is_refused() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.empty(0).set_(torch.UntypedStorage(24))  # type: ignore[call-overload,no-any-return]
+
+    with pytest.warns(UserWarning, match=r"puts a tensor onto memory \(set_\) of which it knows no tensor"):
+        assert fast(step, X) is step
