@@ -23,6 +23,10 @@ class Driver:
         """Whether the driver has a call of that name."""
         return hasattr(self._library, name)
 
+    def function(self, name: str) -> Any:
+        """Return a call of the driver that is made often; it returns 0 or the number of an error."""
+        return getattr(self._library, name)
+
     def call(self, name: str, *arguments: object) -> None:
         """Call the driver. Raises `GpuError` with the driver's name of the error."""
         status = getattr(self._library, name)(*arguments)

@@ -10,7 +10,8 @@ changes; `captured`, `lists` and `optimizers` record it; `fronts`, `fused`, `ima
 `kept_step` keep what was found. `executors` has what depends on the device: `on_cuda`, or `arena_runner` on a CPU.
 `alone`, `progress` and `garbage` surround the work.
 
-`variant` runs a captured step: `copies` and `turns` around the graph, `slots` and `layouts` for the user's tensors. It
+`variant` runs a captured step: `graph_copies` in the graph or `copies` around it, `turns` between calls, `slots` and
+`layouts` for the user's tensors. It
 looks whether the capture still holds: `hooks`, `modes`, and `reads` of what `gpusim.gpu.reach` finds in the code,
 compared by `unchanged`.
 

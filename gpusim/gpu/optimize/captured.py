@@ -101,6 +101,11 @@ class Returned:
         """Ids of the tensors that the step computes."""
         return [leaf.tensor for leaf in self.leaves if isinstance(leaf, Computed)]
 
+    def copied(self, kept: frozenset[int]) -> list[int]:
+        """Ids of those among them that a call copies: all but the leaves at the places in `kept`."""
+        leaves = enumerate(self.leaves)
+        return [leaf.tensor for place, leaf in leaves if isinstance(leaf, Computed) and place not in kept]
+
 
 @dataclass(frozen=True)
 class Computed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from gpusim.policies.registry import POLICIES, stream_counts
 from gpusim.search.explore import explore
 from gpusim.search.explored import Explored
 from gpusim.search.trial import contenders
+from gpusim.text import first_line
 from gpusim.trace.merging import is_merge
 from gpusim.units import counted, format_bytes
 
@@ -199,7 +201,15 @@ def tried(
         return [_planned(captured, graph, executor, timed, memory_limit_bytes, say, plan)], sequential
     ranked = sorted(kept, key=lambda candidate: candidate.time_ns)
     best = [
-        _best_recording(each, graph.trace, executor, memory_limit_bytes, executor.recordings)
+        _best_recording(
+            each,
+            [each.ready],
+            graph.trace,
+            executor,
+            memory_limit_bytes,
+            partial(executor.prepare, captured, graph.trace, each.schedule),
+            executor.recordings,
+        )
         for each in ranked[:RECORDED_AGAIN]
     ]
     return sorted([*best, *ranked[RECORDED_AGAIN:]], key=lambda candidate: candidate.time_ns), sequential
@@ -241,38 +251,64 @@ def _planned(
     return Candidate(captured, timed["0"].schedule, planned.ready, time_ns, predicted_ns, interval_ns, plan)
 
 
-def recorded_more(candidate: Candidate, trace: Trace, executor: Executor, memory_limit_bytes: int | None) -> Candidate:
-    """Return the candidate in the fastest of many recordings. May change the user's tensors.
+def as_called(
+    candidate: Candidate,
+    trace: Trace,
+    executor: Executor,
+    memory_limit_bytes: int | None,
+    kept: frozenset[int],
+    say: Say,
+) -> Candidate:
+    """Return the candidate as it is called: the fastest of many recordings with the copies of a call, where the device
+    can make them. `kept` are results, by position, that are not copied. May change the user's tensors.
 
-    Memory plans and schedules on one stream stay as they are, as all do on a device that records a schedule once.
+    Memory plans stay as they are, as all does on a device that records a schedule once.
     """
-    if executor.recordings == 1 or candidate.streams == 1 or candidate.plan is not None:
+    if executor.recordings == 1 or candidate.plan is not None:
         return candidate
-    most = MORE_RECORDINGS * executor.recordings
-    return _best_recording(candidate, trace, executor, memory_limit_bytes, most, RECORDING_S)
+    captured, schedule = candidate.captured, candidate.schedule
+    prepare: Callable[[], Ready | None] = partial(executor.prepare, captured, trace, schedule)
+    prepare_call = partial(executor.prepare_call, captured, trace, schedule, captured.returned.copied(kept))
+    recordings = [candidate.ready]
+    if _has_room(trace, recordings, executor):
+        try:
+            called = prepare_call()
+        except CANNOT_RUN as cause:
+            say(f"torch makes the copies of a call: {first_line(cause)}")
+            called = None
+        if called is not None and called.peak_bytes <= (memory_limit_bytes or MAX_BYTES):
+            recordings, prepare = [called], prepare_call
+    most = executor.recordings * MORE_RECORDINGS
+    if candidate.streams == 1:
+        most = 1 if prepare is not prepare_call else executor.recordings
+    return _best_recording(candidate, recordings, trace, executor, memory_limit_bytes, prepare, most, RECORDING_S)
 
 
 def _best_recording(
     first: Candidate,
+    recordings: list[Ready],
     trace: Trace,
     executor: Executor,
     memory_limit_bytes: int | None,
+    prepare: Callable[[], Ready | None],
     most: int,
     limit_s: float = math.inf,
 ) -> Candidate:
-    """Return the fastest of several recordings of a schedule, each in a state and with addresses of its own.
+    """Return the fastest of these and further recordings of a schedule, each in a state and with addresses of its own.
 
     There are `most` at most, as many as can be made and timed in `limit_s`, and no more once one fails.
     """
-    recordings, begin, timing_s = [first.ready], perf_counter(), executor.timing_ns(first.time_ns) / 1e9
+    begin, timing_s = perf_counter(), executor.timing_ns(first.time_ns) / 1e9
     while len(recordings) < most and _has_room(trace, recordings, executor):
         if perf_counter() - begin + timing_s * (len(recordings) + 1) > limit_s:
             break
         try:
-            recordings.append(executor.prepare(first.captured, trace, first.schedule))
+            another = prepare()
         except CANNOT_RUN:  # how much memory it takes is an estimate, and there is one already
             break
-    if len(recordings) == 1:
+        assert another is not None  # as the first one could be prepared
+        recordings.append(another)
+    if recordings == [first.ready]:
         return first
     ready = {
         str(n): each

@@ -28,6 +28,13 @@ NOMINAL_NS, NOMINAL_BYTES_PER_NS = 2_000, 1_000
 NOMINAL_BLOCKS = 33
 
 
+class CallCopies(Protocol):
+    """Copies of a call's inputs and results that a schedule makes itself."""
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the schedule on these inputs; return the results in memory of their own. Call it without gradients."""
+
+
 class Ready(Protocol):
     """A schedule that can be run repeatedly."""
 
@@ -38,6 +45,10 @@ class Ready(Protocol):
     @property
     def peak_bytes(self) -> int:
         """Peak memory of the step, in bytes."""
+
+    @property
+    def copies(self) -> CallCopies | None:
+        """The copies that it makes itself, if any."""
 
     def run(self) -> None:
         """Run the step once on the user's tensors."""
@@ -70,6 +81,13 @@ class Executor(Protocol):
     def prepare(self, captured: Captured, trace: Trace, schedule: Schedule) -> Ready:
         """Prepare a schedule for runs. May change the user's tensors."""
 
+    def prepare_call(
+        self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
+    ) -> Ready | None:
+        """Prepare a schedule that copies a call's inputs and these results, by id, itself; None where this device has
+        no such schedules. May change the user's tensors.
+        """
+
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
         """Return the time of one run of each in ns, measured in turns; without a GPU, the predicted one."""
 
@@ -82,6 +100,11 @@ class Executor(Protocol):
     def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
         """Return the device time of `call` outside the graph that it takes, in ns: measured around an empty one of as
         many streams.
+        """
+
+    def within_ns(self, captured: Captured, results: Sequence[torch.Tensor], streams: int) -> int:
+        """Return the device time of copies that a schedule makes itself, in ns: measured in an empty one of as many
+        streams.
         """
 
     def device_ns(self, call: Callable[[], object]) -> int:
@@ -161,6 +184,7 @@ class _InOrder:
     variants: Sequence[int]
     order: Sequence[int]
     peak_bytes: int
+    copies: CallCopies | None = None
 
     @property
     def tensors(self) -> Sequence[torch.Tensor | None]:
@@ -216,6 +240,12 @@ class CpuExecutor:
         ready.run()
         return ready
 
+    def prepare_call(
+        self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
+    ) -> Ready | None:
+        """Return None: torch makes the copies."""
+        return None
+
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
         """Return the predictions: on a CPU there is nothing to measure."""
         return {name: predicted_ns[name] for name in ready}
@@ -232,6 +262,10 @@ class CpuExecutor:
     def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
         """Nothing is measured, but the call is made."""
         call(lambda: None)
+        return 0
+
+    def within_ns(self, captured: Captured, results: Sequence[torch.Tensor], streams: int) -> int:
+        """Nothing is measured."""
         return 0
 
     def device_ns(self, call: Callable[[], object]) -> int:

@@ -23,7 +23,7 @@ from gpusim.gpu.optimize import cache
 from gpusim.gpu.optimize.callable import Gain
 from gpusim.gpu.optimize.captured import MIXED, Captured, capture_bound
 from gpusim.gpu.optimize.check import Checked, Checker
-from gpusim.gpu.optimize.choose import Candidate, Wanted, candidates, in_turns, quick_ns, recorded_more
+from gpusim.gpu.optimize.choose import Candidate, Wanted, as_called, candidates, in_turns, quick_ns
 from gpusim.gpu.optimize.eager_step import timed_eager
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
 from gpusim.gpu.optimize.fronts import CANNOT_RUN, Inductors
@@ -190,7 +190,8 @@ class StepMaker:
         """Return the candidates, the first one in the fastest of many recordings."""
         (of_first,) = (each for each in tried if each.captured is ranked[0].captured)
         with put_back(task.step), restored(task.captured):
-            first = recorded_more(ranked[0], of_first.trace, self.executor, self.wanted.memory_limit_bytes)
+            limit_bytes = self.wanted.memory_limit_bytes
+            first = as_called(ranked[0], of_first.trace, self.executor, limit_bytes, task.kept, self.say)
         return [first, *ranked[1:]]
 
     def _verified(self, task: _Task, ranked: Sequence[Candidate], sequential: Sequence[Candidate] = ()) -> Checked:
@@ -215,7 +216,7 @@ class StepMaker:
                 of_kernels, schedule, ready, entry.optimized_ns, entry.predicted_ns, entry.interval_ns, plan
             )
             with self.say.stage("cache"), put_back(task.step), restored(captured):
-                before = recorded_more(before, trace, self.executor, limit_bytes)
+                before = as_called(before, trace, self.executor, limit_bytes, task.kept, self.say)
             with self.say.stage("check"):
                 verified = self._verified(task, [before])
         except CANNOT_RUN as cause:

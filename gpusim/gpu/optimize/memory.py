@@ -46,6 +46,8 @@ class Planned:
 class MemoryReady:
     """A memory plan's program, run instruction by instruction on the CPU; results have fixed memory."""
 
+    copies = None
+
     def __init__(self, captured: Captured, trace: Trace, outcome: Outcome) -> None:
         self._runner = _runner(captured, trace, torch.device("cpu"))
         self._programs = ProgramRunner(self._runner, HostBuffers(pinned=False), Inline())
@@ -85,6 +87,7 @@ class MemoryGraph:
 
     recorded: RecordedProgram
     recorder: ProgramRecorder
+    copies: None = None
 
     @property
     def tensors(self) -> Sequence[torch.Tensor | None]:

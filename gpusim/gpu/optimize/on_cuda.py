@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -20,6 +20,7 @@ from gpusim.gpu.inductor.kernels import loaded_code
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import without_kept_factors
 from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
+from gpusim.gpu.optimize.graph_copies import GraphCopies
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
 from gpusim.gpu.replay.timing import brief_ns, host_ns_behind, interleaved_ns, queued_ns, time_interleaved
@@ -46,12 +47,13 @@ class _Graph:
     recorded: RecordedGraph
     recorder: GraphRecorder
     code: list[Any]
+    copies: GraphCopies | None = None
 
     @classmethod
-    def of(cls, recorder: GraphRecorder, schedule: Schedule) -> _Graph:
+    def of(cls, recorder: GraphRecorder, schedule: Schedule, copies: GraphCopies | None = None) -> _Graph:
         """Record a schedule after one run on its streams: libraries initialize on first use."""
-        recorded = recorder.record(schedule, warm=True)
-        return cls(recorded, recorder, loaded_code(recorder.runner.functions))
+        recorded = recorder.record(schedule, warm=True, framing=copies)
+        return cls(recorded, recorder, loaded_code(recorder.runner.functions), copies)
 
     @property
     def tensors(self) -> list[torch.Tensor | None]:
@@ -62,7 +64,7 @@ class _Graph:
         return self.recorded.peak_bytes
 
     def run(self) -> None:
-        self.recorded.graph.replay()
+        (self.copies or self.recorded).replay()
 
 
 class CudaExecutor:
@@ -137,13 +139,23 @@ class CudaExecutor:
         if self.poison:
             runner = arena_runner(captured, trace, schedule, self.device, poison=True)
             return _Graph.of(GraphRecorder(runner, dependencies(trace), own_workspaces=True), schedule)
+        return _Graph.of(self._recorder(captured, trace), schedule)
+
+    def prepare_call(self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]) -> Ready:
+        """Record the schedule with the copies of a call in the same graph."""
+        with torch.cuda.device(self.device):
+            copies = GraphCopies(captured.inputs, results)
+            return _Graph.of(self._recorder(captured, trace), schedule, copies)
+
+    def _recorder(self, captured: Captured, trace: Trace) -> GraphRecorder:
+        """Return the recorder of a step, which has streams of its own."""
         for known, ops, recorder in self._recorders:
             if known is captured and ops is trace.ops:
-                return _Graph.of(recorder, schedule)
+                return recorder
         recorder = GraphRecorder(UserRunner(captured, trace, self.device), dependencies(trace), own_workspaces=True)
         others = [each for each in self._recorders if each[0] is not captured]
         self._recorders = [*others, (captured, trace.ops, recorder)][-RECORDERS:]
-        return _Graph.of(recorder, schedule)
+        return recorder
 
     def times_ns(self, ready: Mapping[str, Ready], predicted_ns: Mapping[str, int]) -> dict[str, int]:
         """Return medians of rounds in turns, in ns."""
@@ -167,14 +179,30 @@ class CudaExecutor:
         return sorted(times)[len(times) // 2]
 
     def around_ns(self, call: Callable[[Callable[[], None]], object], streams: int) -> int:
-        """GPU time of a call with an almost empty graph, less that of the graph alone.
+        """GPU time of a call with an almost empty graph, less that of the graph alone."""
+        replay = self._almost_empty(streams)
+        return max(0, self.device_ns(lambda: call(replay)) - self.device_ns(replay))
 
-        The graph forks and joins: one of a single kernel would be launched as that kernel, and faster.
+    def within_ns(self, captured: Captured, results: Sequence[torch.Tensor], streams: int) -> int:
+        """GPU time of an almost empty graph with a call's copies, less that of one without."""
+        copies = GraphCopies(captured.inputs, range(len(results)))
+        replays = self._almost_empty(streams), self._almost_empty(streams, copies, results)
+        without_ns, with_ns = map(self.device_ns, replays)
+        return max(0, with_ns - without_ns)
+
+    def _almost_empty(
+        self, streams: int, copies: GraphCopies | None = None, results: Sequence[torch.Tensor] = ()
+    ) -> Callable[[], None]:
+        """Return a replay of a graph that forks and joins: one of a single kernel would be launched as that kernel,
+        and faster.
         """
         ticks = torch.zeros(streams, 1, device=self.device).unbind()
-        graph, lanes = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in ticks[1:]]
+        graph = torch.cuda.CUDAGraph(keep_graph=copies is not None)
+        lanes = [torch.cuda.Stream() for _ in ticks[1:]]
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             first = torch.cuda.current_stream()
+            if copies is not None:
+                copies.begin()
             ticks[0].add_(1)
             for lane, tick in zip(lanes, ticks[1:], strict=True):
                 lane.wait_stream(first)
@@ -183,9 +211,14 @@ class CudaExecutor:
             for lane in lanes:
                 first.wait_stream(lane)
             ticks[0].add_(1)
-        times = {"call": lambda: call(graph.replay), "graph": graph.replay}
-        ns = {name: self.device_ns(work) for name, work in times.items()}
-        return max(0, ns["call"] - ns["graph"])
+            if copies is not None:
+                copies.end(results)
+
+        def replay() -> None:
+            _ = ticks  # the graph writes to them
+            graph.replay()
+
+        return replay
 
     def device_ns(self, call: Callable[[], object]) -> int:
         """Return the median GPU time of one call in a row, in ns; all are queued while the GPU is held back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Variant:
         self._inputs = captured.inputs
         self._copy = Copies(captured.inputs)
         self._leaves = captured.returned.leaves
-        self._to_copy = [leaf for n, leaf in enumerate(self._leaves) if isinstance(leaf, Computed) and n not in kept]
+        self._to_copy = captured.returned.copied(kept)
         self._spec = captured.returned.spec
         self._one = len(self._leaves) == 1 and self._spec == pytree.tree_structure(0)
         self._listed = self._spec == pytree.tree_structure([0] * len(self._leaves))
@@ -75,7 +75,7 @@ class Variant:
         self.calls += 1
         self._turns.take()
         self.rates.update()
-        results = self.around(self.ready.run, tensors)
+        results = self.called(tensors)
         self.captured.states.stepped()
         self._groups.stepped()
         self._gradients.leave()
@@ -87,27 +87,42 @@ class Variant:
             return results[0]
         return results if self._listed else pytree.tree_unflatten(results, self._spec)
 
+    def called(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Run a call's work on the GPU, and return its results."""
+        if self.ready.copies is None:
+            return self.around(self.ready.run, tensors)
+        with torch.no_grad():
+            return self._results(self.ready.copies.run(tensors), tensors)
+
     def around(self, graph: Callable[[], None], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Run a call's work on the GPU: copies of its inputs, `graph`, copies of its results, which are returned."""
+        """Copy a call's inputs, run `graph`, and copy and return the results."""
         with torch.no_grad():
             self._copy(tensors)
             graph()
-            copied = iter(fresh([self._lying(leaf) for leaf in self._to_copy]))
-            results = [self._result(place, leaf, copied) for place, leaf in enumerate(self._leaves)]
-            if any(self._changes_input):
-                for tensor, memory, changes in zip(tensors, self._inputs, self._changes_input, strict=True):
-                    if changes:
-                        tensor.copy_(memory)
+            return self._results(fresh(self.leaving()), tensors)
+
+    def leaving(self) -> list[torch.Tensor]:
+        """Return the results that a call copies, where the step leaves them."""
+        return list(map(self._lying, self._to_copy))
+
+    def _results(self, copies: Iterable[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Return a call's results; inputs that the step changes are copied back."""
+        copied = iter(copies)
+        results = [self._result(place, leaf, copied) for place, leaf in enumerate(self._leaves)]
+        if any(self._changes_input):
+            for tensor, memory, changes in zip(tensors, self._inputs, self._changes_input, strict=True):
+                if changes:
+                    tensor.copy_(memory)
         return results
 
     def _result(self, place: int, leaf: Any, copied: Iterator[torch.Tensor]) -> Any:
         if not isinstance(leaf, Computed):
             return leaf
-        return self._lying(leaf) if place in self._kept else next(copied)
+        return self._lying(leaf.tensor) if place in self._kept else next(copied)
 
-    def _lying(self, leaf: Computed) -> torch.Tensor:
-        """Return a result where the step leaves it."""
-        tensor = self.ready.tensors[leaf.tensor]
+    def _lying(self, number: int) -> torch.Tensor:
+        """Return a result, by id, where the step leaves it."""
+        tensor = self.ready.tensors[number]
         assert tensor is not None
         return tensor
 

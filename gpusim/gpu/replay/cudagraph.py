@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -61,6 +61,19 @@ def own_workspaces(streams: int) -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
+class Framing(Protocol):
+    """Kernels of a graph before and after those of a schedule, whose arguments change between replays."""
+
+    def begin(self) -> None:
+        """Launch those before the schedule on the current stream."""
+
+    def end(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launch those after it on the current stream. `tensors` are the schedule's results, by id."""
+
+    def bind(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Find them in the recorded graph."""
+
+
 @dataclass
 class RecordedGraph:
     """CUDA graph of one schedule, with the memory of its results (`tensors`), valid until the next replay."""
@@ -89,10 +102,17 @@ class GraphRecorder:
         self._streams: list[torch.cuda.Stream] = []
         self._parted: dict[tuple[Partition, ...], tuple[Partitions, list[torch.cuda.Stream]]] = {}
 
-    def record(self, schedule: Schedule, warm: bool = False, sync: SyncPlan | None = None) -> RecordedGraph:
+    def record(
+        self,
+        schedule: Schedule,
+        warm: bool = False,
+        sync: SyncPlan | None = None,
+        framing: Framing | None = None,
+    ) -> RecordedGraph:
         """Record a legal schedule. `warm` runs it once before, eagerly: libraries initialize on first use of a stream.
 
-        `sync` replaces the schedule's own events. Raises `GpuError` where this GPU or driver has no SM partitions.
+        `sync` replaces the schedule's own events; `framing` is recorded before and after it. Raises `GpuError` where
+        this GPU or driver has no SM partitions.
         """
         trace = self.runner.trace
         covered = covered_by(trace, schedule.variants)
@@ -103,7 +123,7 @@ class GraphRecorder:
         torch.cuda.synchronize()
         self.runner.choose(schedule.variants)
         try:
-            return self._record(order, streams, sync, lanes, warm)
+            return self._record(order, streams, sync, lanes, warm, framing)
         finally:
             self.runner.choose(())
 
@@ -127,6 +147,7 @@ class GraphRecorder:
         sync: SyncPlan,
         lanes: Sequence[torch.cuda.Stream],
         warm: bool,
+        framing: Framing | None,
     ) -> RecordedGraph:
         if warm:
             self._run(order, streams, sync, lanes)
@@ -137,9 +158,16 @@ class GraphRecorder:
             torch.cuda.empty_cache()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph(keep_graph=framing is not None)
             with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
+                if framing is not None:
+                    framing.begin()
                 self._run(order, streams, sync, lanes)
+                if framing is not None:
+                    framing.end(self.runner.tensors)
+            if framing is not None:
+                graph.instantiate()
+                framing.bind(graph)
         peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
         recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
         self.runner.drop_temporaries()

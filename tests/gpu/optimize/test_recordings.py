@@ -66,16 +66,16 @@ class Uneven(CpuExecutor):
 
 @pytest.fixture(autouse=True)
 def _told_of_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded_more = make.recorded_more
+    as_called = make.as_called
 
-    def told(candidate: Any, trace: Any, executor: Any, limit: int | None) -> Any:
+    def told(candidate: Any, trace: Any, executor: Any, *options: Any) -> Any:
         executor.further = True
         try:
-            return recorded_more(candidate, trace, executor, limit)
+            return as_called(candidate, trace, executor, *options)
         finally:
             executor.further = False
 
-    monkeypatch.setattr(make, "recorded_more", told)
+    monkeypatch.setattr(make, "as_called", told)
 
 
 def trained(executor: Uneven) -> Twins:

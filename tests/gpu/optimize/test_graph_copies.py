@@ -1,0 +1,238 @@
+"""Copies of a call's inputs and results as kernels of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves as leaves
+
+from gpusim.formats.trace import Trace
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.captured import Captured
+from gpusim.gpu.optimize.copies import Copies, fresh
+from gpusim.gpu.optimize.executors import CpuExecutor, Ready
+from gpusim.gpu.optimize.graph_copies import BLOCK_BYTES, MOST_TENSORS, GraphCopies
+from gpusim.plan.schedule import Schedule
+from tests.support.optimizing import Twins, batches, close, fast, sgd
+
+GPU = "cuda"
+
+
+@dataclass
+class CopiesOfRun:
+    """Copies that a run makes itself, on the CPU."""
+
+    ready: Ready
+    inputs: Sequence[torch.Tensor]
+    results: Sequence[int]
+    calls: int = 0
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.calls += 1
+        Copies(self.inputs)(tensors)
+        self.ready.run()
+        return fresh([tensor for number in self.results if (tensor := self.ready.tensors[number]) is not None])
+
+
+class Copying(CpuExecutor):
+    """Executor whose schedules copy a call's inputs and results themselves; `made` has these copies."""
+
+    recordings = 2
+
+    def __init__(self) -> None:
+        self.made: list[CopiesOfRun] = []
+
+    def prepare_call(
+        self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
+    ) -> Ready | None:
+        ready: Any = self.prepare(captured, trace, schedule)
+        ready.copies = CopiesOfRun(ready, captured.inputs, results)
+        self.made.append(ready.copies)
+        return ready  # type: ignore[no-any-return]
+
+
+class Refusing(CpuExecutor):
+    """Executor that fails to make copies."""
+
+    recordings = 2
+
+    def prepare_call(
+        self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
+    ) -> Ready | None:
+        raise torch.cuda.OutOfMemoryError("no memory for another recording")
+
+
+class Several(nn.Module):
+    """Changes an input, and returns tensors, a number and an input."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        y.mul_(2)
+        return {"sum": x + y, "number": 3, "both": (x * y, x.T), "same": x}
+
+
+def test_calls_go_through_the_copies_of_the_schedule() -> None:
+    executor = Copying()
+    step = fast(Several(), (torch.zeros(3, 2), torch.zeros(3, 2)), executor=executor)
+    assert isinstance(step, OptimizedStep)
+    for number in range(3):
+        x, y = torch.randn(3, 2), torch.randn(3, 2)
+        others = x.clone(), y.clone()
+        before = [copies.calls for copies in executor.made]
+        mine, theirs = step(x, y), Several()(*others)
+        assert sum(copies.calls for copies in executor.made) == sum(before) + 1, number
+        for one, other in zip(leaves(mine), leaves(theirs), strict=True):
+            close(torch.as_tensor(one), torch.as_tensor(other))
+        close(y, others[1])
+
+
+def test_training_goes_through_them_too() -> None:
+    executor = Copying()
+    twins = Twins(sgd, executor=executor, frontends=("aten",))
+    twins.train(batches(3))
+    twins.check()
+    assert max(copies.calls for copies in executor.made) >= 3
+
+
+def test_where_they_fail_torch_makes_the_copies() -> None:
+    said: list[str] = []
+    step = fast(nn.Linear(2, 3), torch.zeros(4, 2), executor=Refusing(), say=said.append)
+    assert isinstance(step, OptimizedStep)
+    assert "torch makes the copies of a call: no memory for another recording" in said
+    x = torch.randn(4, 2)
+    close(step(x), step.__wrapped__(x))
+
+
+@dataclass
+class Recorded:
+    """A graph with copies, and the memory of its inputs."""
+
+    copies: GraphCopies
+    memory: list[torch.Tensor]
+    results: list[torch.Tensor]
+
+
+def recorded(given: Sequence[torch.Tensor], work: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Recorded:
+    memory = [tensor.clone() for tensor in given]
+    work(memory)  # libraries initialize on first use
+    copies = GraphCopies(memory, range(len(work(memory))))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        copies.begin()
+        results = work(memory)
+        copies.end(results)
+    graph.instantiate()
+    copies.bind(graph)
+    return Recorded(copies, memory, results)
+
+
+def doubled(memory: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor + tensor for tensor in memory]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64])
+def test_tensors_of_all_sizes_arrive_and_leave(kind: torch.dtype) -> None:
+    elements = BLOCK_BYTES // torch.empty(0, dtype=kind).element_size()
+    sizes = (1, 0, 3, 17, elements - 1, elements, elements + 1, 5 * elements + 7)
+
+    def tensors() -> list[torch.Tensor]:
+        return [torch.randint(0, 100, (size,), device=GPU).to(kind) for size in sizes]
+
+    graph = recorded(tensors(), doubled)
+    batches = [tensors() for _ in range(3)]
+    made = [graph.copies.run(batch) for batch in batches]  # in flight at once
+    for batch, results in zip(batches, made, strict=True):
+        for tensor, result in zip(batch, results, strict=True):
+            assert torch.equal(result, tensor + tensor)
+
+
+@pytest.mark.gpu
+def test_more_tensors_than_one_kernel_takes() -> None:
+    def tensors() -> list[torch.Tensor]:
+        return list(torch.randn(2 * MOST_TENSORS + 3, 5, device=GPU).unbind())
+
+    graph = recorded(tensors(), doubled)
+    for _ in range(2):
+        batch = tensors()
+        for tensor, result in zip(batch, graph.copies.run(batch), strict=True):
+            assert torch.equal(result, 2 * tensor)
+
+
+@pytest.mark.gpu
+def test_views_at_any_place_and_in_any_layout_arrive() -> None:
+    images = torch.randn(3, 2, 4, 4, device=GPU).to(memory_format=torch.channels_last)
+    graph = recorded([images, torch.randn(6, device=GPU), torch.zeros(6, dtype=torch.uint8, device=GPU)], doubled)
+    flat, odd = torch.randn(30, device=GPU), torch.arange(40, device=GPU).to(torch.uint8)
+    complex_ones = torch.randn(6, dtype=torch.complex64, device=GPU)
+    vectors = (flat[1:7], flat[::5], flat[:1].expand(6), complex_ones.conj().imag, complex_ones.real)
+    for vector in vectors:
+        for image in (images, images.contiguous(), torch.randn(1, 2, 4, 4, device=GPU).expand(3, 2, 4, 4)):
+            given = [image, vector, odd[3:9]]
+            results = graph.copies.run(given)
+            assert all(torch.equal(one, tensor + tensor) for one, tensor in zip(results, given, strict=True))
+
+
+@pytest.mark.gpu
+def test_results_have_memory_of_their_own_in_their_layout() -> None:
+    def work(memory: list[torch.Tensor]) -> list[torch.Tensor]:
+        total = memory[0] * 3
+        return [total, total.T, total[:, :1].expand(4, 6), total[1:3], total[:, 1:3]]
+
+    graph = recorded([torch.zeros(4, 5, device=GPU)], work)
+    kept = []
+    for _ in range(3):
+        x = torch.randn(4, 5, device=GPU)
+        results = graph.copies.run([x])
+        kept.append((results, [tensor.clone() for tensor in work([x])]))
+    graph.copies.replay()  # writes to none of them
+    torch.cuda.synchronize()
+    for results, wanted in kept:
+        assert all(torch.equal(one, other) for one, other in zip(results, wanted, strict=True))
+        assert results[1].stride() == (1, 5)
+    places = [tensor.data_ptr() for results, _ in kept for tensor in results]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.gpu
+def test_a_plain_replay_runs_on_the_memory_of_the_step() -> None:
+    graph = recorded([torch.ones(100, device=GPU)], doubled)
+    (result,) = graph.copies.run([torch.full((100,), 5.0, device=GPU)])
+    graph.memory[0].fill_(7.0)
+    graph.copies.replay()
+    torch.cuda.synchronize()
+    assert bool((graph.results[0] == 14.0).all())
+    assert bool((result == 10.0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streams", [1, 4])
+def test_steps_with_dropout_and_branches_call_their_graph_alone(streams: int) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.drop(part(x)) for part in self.parts], 1)
+
+    said: list[str] = []
+    model = Branches().to(GPU).train()
+    x = torch.ones(32, 64, device=GPU)
+    with torch.no_grad():
+        step = fast(model, x, executor=None, frontends=("aten",), streams=streams, say=said.append)
+        assert isinstance(step, OptimizedStep)
+        (variant,) = step._variants.values()
+        assert variant is not None
+        assert variant.ready.copies is not None, said
+        one, other = step(x), step(x)
+        assert not torch.equal(one, other)  # each call draws anew
+        model.eval()
+        y = torch.randn(32, 64, device=GPU)
+        close(step(y), model(y))
