@@ -34,10 +34,11 @@ def say(text: object) -> None:
 def recorder(found: list[dict[str, Any]]) -> Callable[..., choose.Candidate]:
     """Return a stand-in for `choose._best_recording` that keeps the times of all recordings."""
 
-    def best_recording(first: Any, trace: Any, executor: Any, limit: int | None, *_: float) -> choose.Candidate:
-        recordings = [first.ready]
+    def best_recording(
+        first: Any, recordings: list[Any], trace: Any, executor: Any, limit: int | None, prepare: Any, *_: float
+    ) -> choose.Candidate:
         while len(recordings) < RECORDINGS and choose._has_room(trace, recordings, executor):
-            recordings.append(executor.prepare(first.captured, trace, first.schedule))
+            recordings.append(prepare())
         ready = {str(n): each for n, each in enumerate(recordings)}
         predicted = dict.fromkeys(ready, first.predicted_ns)
         begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -46,6 +47,13 @@ def test_attention_whose_seed_is_on_the_host_is_recorded_and_its_backward_takes_
     ]
     y, seed = listener.calls[-1].args
     assert (y.node, y.index, seed.node, seed.index) == (listener.calls[-2].name, 0, listener.calls[-2].name, 1)
+
+
+def test_a_host_tensor_put_onto_its_memory_is_no_part_of_a_gpu_step() -> None:
+    listener = Listener(torch.device("cuda"))
+    given = torch.zeros(3)
+    assert torch.equal(listener.listen(lambda: copy.deepcopy(given) + 1), torch.ones(3))
+    assert listener.calls == []
 
 
 def test_step_that_copies_to_the_host_is_refused(library: torch.library.Library) -> None:

@@ -65,6 +65,8 @@ _ONTO_STORAGE: Final = (
     torch.ops.aten.set_.source_Storage,
     torch.ops.aten.set_.source_Storage_storage_offset,
 )
+#: Roles of tensors whose memory is the user's own in each call: others are copied into the step's memory.
+_FIXED: Final[frozenset[Role]] = frozenset({"parameter", "buffer", "constant"})
 
 
 class Listener(TorchDispatchMode):
@@ -133,7 +135,7 @@ class Listener(TorchDispatchMode):
                 if result is not NotImplemented:
                     return result
         phase = self._look_at_stack()
-        if function in _ONTO_STORAGE:
+        if function in _ONTO_STORAGE and not self._is_of_host(args[0]):
             return self._onto_storage(*args, **kwargs)
         if any(argument.is_out for argument in function._schema.arguments):
             return self._without_out(function, args, kwargs)
@@ -190,23 +192,32 @@ class Listener(TorchDispatchMode):
         source: torch.UntypedStorage,
         storage_offset: int = 0,
         size: Sequence[int] | None = None,
-        stride: Sequence[int] = (1,),
+        stride: Sequence[int] = (),
     ) -> torch.Tensor:
         """Record a tensor put onto the memory of another one as a view of that one: so cuDNN's recurrent layers see
         their weights as one tensor.
         """
-        number = StorageWeakRef(source).cdata
-        known = (each for each in self._values if StorageWeakRef(each.untyped_storage()).cdata == number)
-        owner = next((each for each in known if each.dtype == tensor.dtype), None)
-        if owner is None:
-            raise self.error("the step puts a tensor onto memory (set_) of which it knows no tensor of the same type")
         if size is None:
             size = (source.nbytes() // tensor.element_size(),)
+        if not stride:
+            stride = torch.empty(size, device="meta").stride()
         with self:
-            view = torch.ops.aten.as_strided.default(owner, size, stride, storage_offset)
+            view = torch.ops.aten.as_strided.default(self._on(source, tensor.dtype), size, stride, storage_offset)
         torch.ops.aten.set_.source_Storage_storage_offset(tensor, source, storage_offset, size, stride)
         self._set(tensor, self._value(view))
         return tensor
+
+    def _on(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor on a storage that has the same memory in all calls: its places count from the begin."""
+        number = StorageWeakRef(storage).cdata
+        known = [each for each in self._values if StorageWeakRef(each.untyped_storage()).cdata == number]
+        roles = {self._inputs[node].role for node, each in self._live.items() if any(each is one for one in known)}
+        if not roles <= _FIXED:
+            raise self.error("the step puts a tensor onto the memory of an argument or a state (set_)")
+        for each in known:
+            if each.dtype == dtype:
+                return each
+        raise self.error("the step puts a tensor onto memory (set_) of which it knows no tensor of the same type")
 
     def _keep(self, result: Any, value: Value, known: bool, fixed: bool) -> None:
         """Register the results of a call."""

@@ -70,13 +70,15 @@ class Gain:
     mixed: bool = False
     """Whether some regions of the step run Inductor's kernels and others ATen's calls."""
     around_ns: int = 0
-    """GPU time of a call outside the graph, in ns, measured around an empty one: copies of inputs and results."""
+    """GPU time of a call beyond the step's own kernels, in ns: copies of inputs and results, measured with an empty
+    graph in place of the step's.
+    """
     around_sequential_ns: int = 0
     """The same, measured around the sequential graph of the same kernels; 0 where a cache has the schedule."""
     host_ns: int = 0
     """Host time of a call, in ns."""
     device_ns: int = 0
-    """GPU time of the graph in ns, where the host launches it early enough."""
+    """GPU time of the graph without these copies, in ns, where the host launches it early enough."""
     call_device_ns: int = 0
     """GPU time of a whole call in ns, where the host is early enough."""
     launch_ns: int = 0

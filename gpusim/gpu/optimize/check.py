@@ -43,6 +43,11 @@ class Checked:
     bit_equal: bool
     costs: Costs
 
+    @property
+    def graph_ns(self) -> int:
+        """Time of the candidate's graph without a call's copies, in ns."""
+        return _without_copies(self.candidate.ready, self.candidate.time_ns, self.costs.around_ns)
+
 
 class Checker:
     """Checker of schedules on one executor."""
@@ -112,18 +117,27 @@ class Checker:
             variant.adopt()
             return variant.run(tensors)
 
+        if variant.ready.copies is None:
+            around_ns = self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams)
+        else:
+            around_ns = self.executor.within_ns(
+                lambda copies: variant.through(copies, tensors), variant.captured.inputs, variant.leaving(), streams
+            )
         return Costs(
-            around_ns=self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams)
-            if variant.ready.copies is None
-            else self.executor.within_ns(variant.captured, variant.leaving(), streams),
+            around_ns=around_ns,
             around_sequential_ns=sum(
                 device_ns(partial(variant.around, ready.run, tensors)) - device_ns(ready.run) for ready in alone
             ),
             host_ns=self.executor.host_ns(call),
-            device_ns=device_ns(variant.ready.run),
+            device_ns=_without_copies(variant.ready, device_ns(variant.ready.run), around_ns),
             call_device_ns=device_ns(call),
             launch_ns=self.executor.host_ns(variant.ready.run),
         )
+
+
+def _without_copies(ready: Ready, run_ns: int, copies_ns: int) -> int:
+    """Return the time of a run without the copies that it makes itself, in ns."""
+    return run_ns if ready.copies is None else max(1, run_ns - copies_ns)
 
 
 def _without_tf32(run: Callable[[], Any]) -> Any:

@@ -10,10 +10,11 @@ from time import perf_counter
 from typing import Any, Final
 
 import msgspec
+import torch
 
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_POLICY, DEFAULT_SEED
 from gpusim.engine.evaluate import Evaluator
-from gpusim.errors import GpusimError, MemoryLimitError, OptionError, PlanError
+from gpusim.errors import GpusimError, MemoryLimitError, OptionError, PlanError, ReplayError
 from gpusim.formats.results import Ablation
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
@@ -273,10 +274,12 @@ def as_called(
     if _has_room(trace, recordings, executor):
         try:
             called = prepare_call()
-        except CANNOT_RUN as cause:
+            if called is not None and called.peak_bytes > (memory_limit_bytes or MAX_BYTES):
+                raise ReplayError(f"with them in the graph, the step takes {format_bytes(called.peak_bytes)}")
+        except (*CANNOT_RUN, torch.AcceleratorError) as cause:  # the latter where a recording could not be ended
             say(f"torch makes the copies of a call: {first_line(cause)}")
             called = None
-        if called is not None and called.peak_bytes <= (memory_limit_bytes or MAX_BYTES):
+        if called is not None:
             recordings, prepare = [called], prepare_call
     most = executor.recordings * MORE_RECORDINGS
     if candidate.streams == 1:

@@ -102,9 +102,15 @@ class Executor(Protocol):
         many streams.
         """
 
-    def within_ns(self, captured: Captured, results: Sequence[torch.Tensor], streams: int) -> int:
-        """Return the device time of copies that a schedule makes itself, in ns: measured in an empty one of as many
-        streams.
+    def within_ns(
+        self,
+        call: Callable[[CallCopies], object],
+        inputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        streams: int,
+    ) -> int:
+        """Return the device time of `call` but for the schedule in whose copies it goes, in ns: measured with the
+        copies of these inputs and results in an empty one of as many streams.
         """
 
     def device_ns(self, call: Callable[[], object]) -> int:
@@ -264,8 +270,14 @@ class CpuExecutor:
         call(lambda: None)
         return 0
 
-    def within_ns(self, captured: Captured, results: Sequence[torch.Tensor], streams: int) -> int:
-        """Nothing is measured."""
+    def within_ns(
+        self,
+        call: Callable[[CallCopies], object],
+        inputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        streams: int,
+    ) -> int:
+        """Nothing is measured: no schedule has copies."""
         return 0
 
     def device_ns(self, call: Callable[[], object]) -> int:

@@ -167,7 +167,7 @@ class StepMaker:
         measured = {
             "eager_ns": eager_ns,
             "sequential_ns": front.sequential.time_ns,
-            "optimized_ns": chosen.time_ns,
+            "optimized_ns": verified.graph_ns,
             "predicted_ns": chosen.predicted_ns,
             "interval_ns": chosen.interval_ns,
             "predicted_sequential_ns": front.sequential.predicted_ns,
@@ -374,13 +374,13 @@ class StepMaker:
         A memory plan may be slower: the user's own step needs more memory than the limit.
         """
         chosen = verified.candidate
-        if chosen.plan is None and 0 < eager_ns <= chosen.time_ns:
-            times = f"{format_ns(chosen.time_ns)} against {format_ns(eager_ns)}"
+        if chosen.plan is None and 0 < eager_ns <= verified.graph_ns:
+            times = f"{format_ns(verified.graph_ns)} against {format_ns(eager_ns)}"
             raise CaptureError(f"no schedule of a CUDA graph is faster than the step itself ({times})")
         gain = Gain(
             eager_ns=eager_ns,
             sequential_ns=sequential_ns,
-            optimized_ns=chosen.time_ns,
+            optimized_ns=verified.graph_ns,
             predicted_ns=chosen.predicted_ns,
             interval_ns=chosen.interval_ns,
             predicted_sequential_ns=predicted_sequential_ns,

@@ -19,7 +19,7 @@ from gpusim.gpu.device import gpu_facts, require_gpu
 from gpusim.gpu.inductor.kernels import loaded_code
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import without_kept_factors
-from gpusim.gpu.optimize.executors import Ready, UserRunner, arena_runner, ground_truth, state_of
+from gpusim.gpu.optimize.executors import CallCopies, Ready, UserRunner, arena_runner, ground_truth, state_of
 from gpusim.gpu.optimize.graph_copies import GraphCopies
 from gpusim.gpu.profiling import host_times, profile_ops
 from gpusim.gpu.replay.cudagraph import GraphRecorder, RecordedGraph
@@ -144,7 +144,7 @@ class CudaExecutor:
     def prepare_call(self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]) -> Ready:
         """Record the schedule with the copies of a call in the same graph."""
         with torch.cuda.device(self.device):
-            copies = GraphCopies(captured.inputs, results)
+            copies = GraphCopies(captured.inputs, results, self.device)
             return _Graph.of(self._recorder(captured, trace), schedule, copies)
 
     def _recorder(self, captured: Captured, trace: Trace) -> GraphRecorder:
@@ -183,12 +183,17 @@ class CudaExecutor:
         replay = self._almost_empty(streams)
         return max(0, self.device_ns(lambda: call(replay)) - self.device_ns(replay))
 
-    def within_ns(self, captured: Captured, results: Sequence[torch.Tensor], streams: int) -> int:
-        """GPU time of an almost empty graph with a call's copies, less that of one without."""
-        copies = GraphCopies(captured.inputs, range(len(results)))
-        replays = self._almost_empty(streams), self._almost_empty(streams, copies, results)
-        without_ns, with_ns = map(self.device_ns, replays)
-        return max(0, with_ns - without_ns)
+    def within_ns(
+        self,
+        call: Callable[[CallCopies], object],
+        inputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        streams: int,
+    ) -> int:
+        """GPU time of a call with an almost empty graph that has its copies, less that of one without."""
+        copies = GraphCopies(inputs, range(len(results)), self.device)
+        graphs = self._almost_empty(streams), self._almost_empty(streams, copies, results)
+        return max(0, self.device_ns(lambda: call(copies)) - self.device_ns(graphs[0]))
 
     def _almost_empty(
         self, streams: int, copies: GraphCopies | None = None, results: Sequence[torch.Tensor] = ()
@@ -197,7 +202,7 @@ class CudaExecutor:
         and faster.
         """
         ticks = torch.zeros(streams, 1, device=self.device).unbind()
-        graph = torch.cuda.CUDAGraph(keep_graph=copies is not None)
+        graph = torch.cuda.CUDAGraph() if copies is None else torch.cuda.CUDAGraph(keep_graph=True)
         lanes = [torch.cuda.Stream() for _ in ticks[1:]]
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             first = torch.cuda.current_stream()
@@ -213,6 +218,9 @@ class CudaExecutor:
             ticks[0].add_(1)
             if copies is not None:
                 copies.end(results)
+        if copies is not None:
+            graph.instantiate()
+            copies.bind(graph)
 
         def replay() -> None:
             _ = ticks  # the graph writes to them

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from gpusim.gpu.optimize.captured import Captured, Computed, gradients_of
 from gpusim.gpu.optimize.copies import Copies, fresh, share_memory
-from gpusim.gpu.optimize.executors import Ready
+from gpusim.gpu.optimize.executors import CallCopies, Ready
 from gpusim.gpu.optimize.optimizers import Groups, LearningRates
 from gpusim.gpu.optimize.turns import Turns
 
@@ -91,8 +91,12 @@ class Variant:
         """Run a call's work on the GPU, and return its results."""
         if self.ready.copies is None:
             return self.around(self.ready.run, tensors)
+        return self.through(self.ready.copies, tensors)
+
+    def through(self, copies: CallCopies, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Run a schedule that copies inputs and results itself, and return these."""
         with torch.no_grad():
-            return self._results(self.ready.copies.run(tensors), tensors)
+            return self._results(copies.run(tensors), tensors)
 
     def around(self, graph: Callable[[], None], tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Copy a call's inputs, run `graph`, and copy and return the results."""

@@ -158,7 +158,7 @@ class GraphRecorder:
             torch.cuda.empty_cache()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            graph = torch.cuda.CUDAGraph(keep_graph=framing is not None)
+            graph = torch.cuda.CUDAGraph() if framing is None else torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
                 if framing is not None:
                     framing.begin()

@@ -12,48 +12,16 @@ from torch import nn
 from torch.utils._pytree import tree_leaves as leaves
 
 from gpusim.formats.trace import Trace
+from gpusim.gpu.optimize import graph_copies
 from gpusim.gpu.optimize.callable import OptimizedStep
 from gpusim.gpu.optimize.captured import Captured
-from gpusim.gpu.optimize.copies import Copies, fresh
 from gpusim.gpu.optimize.executors import CpuExecutor, Ready
 from gpusim.gpu.optimize.graph_copies import BLOCK_BYTES, MOST_TENSORS, GraphCopies
 from gpusim.plan.schedule import Schedule
+from tests.support.copying import Copying
 from tests.support.optimizing import Twins, batches, close, fast, sgd
 
 GPU = "cuda"
-
-
-@dataclass
-class CopiesOfRun:
-    """Copies that a run makes itself, on the CPU."""
-
-    ready: Ready
-    inputs: Sequence[torch.Tensor]
-    results: Sequence[int]
-    calls: int = 0
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        self.calls += 1
-        Copies(self.inputs)(tensors)
-        self.ready.run()
-        return fresh([tensor for number in self.results if (tensor := self.ready.tensors[number]) is not None])
-
-
-class Copying(CpuExecutor):
-    """Executor whose schedules copy a call's inputs and results themselves; `made` has these copies."""
-
-    recordings = 2
-
-    def __init__(self) -> None:
-        self.made: list[CopiesOfRun] = []
-
-    def prepare_call(
-        self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
-    ) -> Ready | None:
-        ready: Any = self.prepare(captured, trace, schedule)
-        ready.copies = CopiesOfRun(ready, captured.inputs, results)
-        self.made.append(ready.copies)
-        return ready  # type: ignore[no-any-return]
 
 
 class Refusing(CpuExecutor):
@@ -119,7 +87,7 @@ class Recorded:
 def recorded(given: Sequence[torch.Tensor], work: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Recorded:
     memory = [tensor.clone() for tensor in given]
     work(memory)  # libraries initialize on first use
-    copies = GraphCopies(memory, range(len(work(memory))))
+    copies = GraphCopies(memory, range(len(work(memory))), torch.device(GPU))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
@@ -170,7 +138,8 @@ def test_views_at_any_place_and_in_any_layout_arrive() -> None:
     graph = recorded([images, torch.randn(6, device=GPU), torch.zeros(6, dtype=torch.uint8, device=GPU)], doubled)
     flat, odd = torch.randn(30, device=GPU), torch.arange(40, device=GPU).to(torch.uint8)
     complex_ones = torch.randn(6, dtype=torch.complex64, device=GPU)
-    vectors = (flat[1:7], flat[::5], flat[:1].expand(6), complex_ones.conj().imag, complex_ones.real)
+    zeros = torch._efficientzerotensor(6, device=GPU)  # torch's gradient of a constant function has no memory
+    vectors = (flat[1:7], flat[::5], flat[:1].expand(6), complex_ones.conj().imag, complex_ones.real, zeros)
     for vector in vectors:
         for image in (images, images.contiguous(), torch.randn(1, 2, 4, 4, device=GPU).expand(3, 2, 4, 4)):
             given = [image, vector, odd[3:9]]
@@ -236,3 +205,23 @@ def test_steps_with_dropout_and_branches_call_their_graph_alone(streams: int) ->
         model.eval()
         y = torch.randn(32, 64, device=GPU)
         close(step(y), model(y))
+
+
+@pytest.mark.gpu
+def test_a_step_without_arguments_has_its_result_copied_by_the_graph() -> None:
+    weights = torch.randn(8, 8, device=GPU)
+
+    def step() -> torch.Tensor:
+        return torch.cat([weights @ weights, weights.T @ weights]).sum(1)
+
+    said: list[str] = []
+    graph_copies._function.cache_clear()  # the kernel is not loaded yet
+    fast_step = fast(step, (), executor=None, frontends=("aten",), say=said.append)
+    assert isinstance(fast_step, OptimizedStep)
+    (variant,) = fast_step._variants.values()
+    assert variant is not None
+    assert variant.ready.copies is not None, said
+    one = fast_step()
+    weights.mul_(2)
+    close(fast_step(), step())
+    close(one * 4, step())

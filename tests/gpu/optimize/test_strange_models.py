@@ -288,9 +288,35 @@ def test_a_tensor_put_onto_the_memory_of_weights_sees_their_changes(frontend: st
     same_states(*(model.state_dict() for model in models))
 
 
-def test_a_tensor_put_onto_memory_of_an_unknown_tensor_is_refused() -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.empty(0).set_(torch.UntypedStorage(24))  # type: ignore[call-overload,no-any-return]
+def put(storage: torch.UntypedStorage, *place: Any) -> torch.Tensor:
+    return torch.empty(0).set_(storage, *place)  # type: ignore[call-overload,no-any-return]
 
-    with pytest.warns(UserWarning, match=r"puts a tensor onto memory \(set_\) of which it knows no tensor"):
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (
+            lambda x: x + put(torch.UntypedStorage(24)),
+            r"puts a tensor onto memory \(set_\) of which it knows no tensor",
+        ),
+        # Places count from the begin of the storage, and an argument may lie anywhere in its own.
+        (lambda x: (x + 1).sum() + put(x.untyped_storage(), 0, (6,)), r"onto the memory of an argument or a state"),
+    ],
+)
+def test_a_tensor_put_onto_other_memory_is_refused(step: Callable[..., Any], why: str) -> None:
+    with pytest.warns(UserWarning, match=why):
         assert fast(step, X) is step
+
+
+def test_a_tensor_put_onto_memory_of_the_step_or_of_a_closure() -> None:
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        own = x @ weight
+        return put(own.untyped_storage(), 0, (2, 8)).tanh() @ put(weight.untyped_storage(), 4, (8, 2), (1, 8))
+
+    optimized = fast(step, X)
+    assert isinstance(optimized, OptimizedStep)
+    for factor in (1, 2):
+        weight.mul_(factor)
+        close(optimized(X * factor), step(X * factor))
