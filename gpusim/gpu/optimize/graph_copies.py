@@ -235,8 +235,8 @@ class GraphCopies:
         if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec") or not hasattr(torch.cuda, "_compile_kernel"):
             raise GpuError(f"torch {torch.__version__} cannot change the kernels of a recorded graph")
         _function(torch.cuda.current_device() if device.index is None else device.index)
-        self._inputs, self._ids = list(inputs), list(results)
-        self._places = [place for place, tensor in enumerate(inputs) if tensor.is_cuda]
+        self._inputs, self._ids, self._device = list(inputs), list(results), device
+        self._places = [place for place, tensor in enumerate(inputs) if tensor.device.type == device.type]
         """Places of the inputs that the graph copies."""
         self._strides = [inputs[place].stride() for place in self._places]
         self._into = CopyKernels(0, [inputs[place] for place in self._places])
@@ -250,7 +250,7 @@ class GraphCopies:
     def end(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch the copies of results on the current stream, after the step. `tensors` are the step's, by id."""
         results = [_made(tensors[number]) for number in self._ids]
-        self._plain = list(map(_is_plain, results))
+        self._plain = [tensor.device.type == self._device.type and _is_plain(tensor) for tensor in results]
         """For each result, whether the graph copies it."""
         self._leaving = [tensor for tensor, plain in zip(results, self._plain, strict=True) if plain]
         self._others = [tensor for tensor, plain in zip(results, self._plain, strict=True) if not plain]
@@ -294,19 +294,19 @@ class GraphCopies:
             sources = [tensor.data_ptr() for tensor in given]
             if all(sources):  # neither an empty tensor nor one of torch's zeros without memory
                 return sources
-        sources = []
-        for place, tensor, stride in zip(self._places, given, self._strides, strict=True):
-            other = tensor.stride() != stride or _is_lazy(tensor)
-            sources.append(
-                self._inputs[place].copy_(tensor, non_blocking=True).data_ptr() if other else tensor.data_ptr()
-            )
-        return sources
+        return [self._source(place, tensors[place]) for place in self._places]
+
+    def _source(self, place: int, tensor: torch.Tensor) -> int:
+        """Return where the graph finds one input: where it lies, or the step's memory, into which torch copies it."""
+        memory = self._inputs[place]
+        if tensor.stride() != memory.stride() or _is_lazy(tensor) or not tensor.data_ptr():
+            tensor = memory.copy_(tensor, non_blocking=True)
+        return tensor.data_ptr()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a result lies on the GPU without gaps, so that its bytes are all of it."""
-    dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-    return tensor.is_cuda and dense and not _is_lazy(tensor)
+    """Whether a result has no gaps, so that its bytes are all of it."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride() and not _is_lazy(tensor)
 
 
 def _made(tensor: torch.Tensor | None) -> torch.Tensor:

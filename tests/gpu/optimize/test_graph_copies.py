@@ -18,7 +18,9 @@ from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, Ready
 from gpusim.gpu.optimize.graph_copies import BLOCK_BYTES, MOST_TENSORS, GraphCopies
 from gpusim.plan.schedule import Schedule
+from tests.support import fake_graphs
 from tests.support.copying import Copying
+from tests.support.fake_graphs import FakeGraph
 from tests.support.optimizing import Twins, batches, close, fast, sgd
 
 GPU = "cuda"
@@ -84,17 +86,41 @@ class Recorded:
     results: list[torch.Tensor]
 
 
-def recorded(given: Sequence[torch.Tensor], work: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Recorded:
+Work = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+@pytest.fixture(params=["cpu", pytest.param(GPU, marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The GPU, and the CPU with graphs that stand for the driver's."""
+    if request.param == "cpu":
+        fake_graphs.install(monkeypatch)
+    return str(request.param)
+
+
+def recorded(device: str, given: Sequence[torch.Tensor], work: Work) -> Recorded:
     memory = [tensor.clone() for tensor in given]
-    work(memory)  # libraries initialize on first use
-    copies = GraphCopies(memory, range(len(work(memory))), torch.device(GPU))
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph):
-        copies.begin()
-        results = work(memory)
-        copies.end(results)
-    graph.instantiate()
+    results = work(memory)  # libraries initialize on first use
+    copies = GraphCopies(memory, range(len(results)), torch.device(device))
+    graph: Any
+    if device == "cpu":
+
+        def again() -> None:
+            for result, new in zip(results, work(memory), strict=True):
+                result.untyped_storage().copy_(new.untyped_storage())
+
+        graph = FakeGraph()
+        with graph:
+            copies.begin()
+            graph.nodes.append(again)
+            copies.end(results)
+    else:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            copies.begin()
+            results = work(memory)
+            copies.end(results)
+        graph.instantiate()
     copies.bind(graph)
     return Recorded(copies, memory, results)
 
@@ -103,16 +129,15 @@ def doubled(memory: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor + tensor for tensor in memory]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64])
-def test_tensors_of_all_sizes_arrive_and_leave(kind: torch.dtype) -> None:
+def test_tensors_of_all_sizes_arrive_and_leave(device: str, kind: torch.dtype) -> None:
     elements = BLOCK_BYTES // torch.empty(0, dtype=kind).element_size()
     sizes = (1, 0, 3, 17, elements - 1, elements, elements + 1, 5 * elements + 7)
 
     def tensors() -> list[torch.Tensor]:
-        return [torch.randint(0, 100, (size,), device=GPU).to(kind) for size in sizes]
+        return [torch.randint(0, 100, (size,), device=device).to(kind) for size in sizes]
 
-    graph = recorded(tensors(), doubled)
+    graph = recorded(device, tensors(), doubled)
     batches = [tensors() for _ in range(3)]
     made = [graph.copies.run(batch) for batch in batches]  # in flight at once
     for batch, results in zip(batches, made, strict=True):
@@ -120,47 +145,44 @@ def test_tensors_of_all_sizes_arrive_and_leave(kind: torch.dtype) -> None:
             assert torch.equal(result, tensor + tensor)
 
 
-@pytest.mark.gpu
-def test_more_tensors_than_one_kernel_takes() -> None:
+def test_more_tensors_than_one_kernel_takes(device: str) -> None:
     def tensors() -> list[torch.Tensor]:
-        return list(torch.randn(2 * MOST_TENSORS + 3, 5, device=GPU).unbind())
+        return list(torch.randn(2 * MOST_TENSORS + 3, 5, device=device).unbind())
 
-    graph = recorded(tensors(), doubled)
+    graph = recorded(device, tensors(), doubled)
     for _ in range(2):
         batch = tensors()
         for tensor, result in zip(batch, graph.copies.run(batch), strict=True):
             assert torch.equal(result, 2 * tensor)
 
 
-@pytest.mark.gpu
-def test_views_at_any_place_and_in_any_layout_arrive() -> None:
-    images = torch.randn(3, 2, 4, 4, device=GPU).to(memory_format=torch.channels_last)
-    graph = recorded([images, torch.randn(6, device=GPU), torch.zeros(6, dtype=torch.uint8, device=GPU)], doubled)
-    flat, odd = torch.randn(30, device=GPU), torch.arange(40, device=GPU).to(torch.uint8)
-    complex_ones = torch.randn(6, dtype=torch.complex64, device=GPU)
-    zeros = torch._efficientzerotensor(6, device=GPU)  # torch's gradient of a constant function has no memory
+def test_views_at_any_place_and_in_any_layout_arrive(device: str) -> None:
+    images = torch.randn(3, 2, 4, 4, device=device).to(memory_format=torch.channels_last)
+    memory = [images, torch.randn(6, device=device), torch.zeros(6, dtype=torch.uint8, device=device)]
+    graph = recorded(device, memory, doubled)
+    flat, odd = torch.randn(30, device=device), torch.arange(40, device=device).to(torch.uint8)
+    complex_ones = torch.randn(6, dtype=torch.complex64, device=device)
+    zeros = torch._efficientzerotensor(6, device=device)  # torch's gradient of a constant function has no memory
     vectors = (flat[1:7], flat[::5], flat[:1].expand(6), complex_ones.conj().imag, complex_ones.real, zeros)
     for vector in vectors:
-        for image in (images, images.contiguous(), torch.randn(1, 2, 4, 4, device=GPU).expand(3, 2, 4, 4)):
+        for image in (images, images.contiguous(), torch.randn(1, 2, 4, 4, device=device).expand(3, 2, 4, 4)):
             given = [image, vector, odd[3:9]]
             results = graph.copies.run(given)
             assert all(torch.equal(one, tensor + tensor) for one, tensor in zip(results, given, strict=True))
 
 
-@pytest.mark.gpu
-def test_results_have_memory_of_their_own_in_their_layout() -> None:
+def test_results_have_memory_of_their_own_in_their_layout(device: str) -> None:
     def work(memory: list[torch.Tensor]) -> list[torch.Tensor]:
         total = memory[0] * 3
         return [total, total.T, total[:, :1].expand(4, 6), total[1:3], total[:, 1:3]]
 
-    graph = recorded([torch.zeros(4, 5, device=GPU)], work)
+    graph = recorded(device, [torch.zeros(4, 5, device=device)], work)
     kept = []
     for _ in range(3):
-        x = torch.randn(4, 5, device=GPU)
+        x = torch.randn(4, 5, device=device)
         results = graph.copies.run([x])
         kept.append((results, [tensor.clone() for tensor in work([x])]))
     graph.copies.replay()  # writes to none of them
-    torch.cuda.synchronize()
     for results, wanted in kept:
         assert all(torch.equal(one, other) for one, other in zip(results, wanted, strict=True))
         assert results[1].stride() == (1, 5)
@@ -168,15 +190,37 @@ def test_results_have_memory_of_their_own_in_their_layout() -> None:
     assert len(set(places)) == len(places)
 
 
-@pytest.mark.gpu
-def test_a_plain_replay_runs_on_the_memory_of_the_step() -> None:
-    graph = recorded([torch.ones(100, device=GPU)], doubled)
-    (result,) = graph.copies.run([torch.full((100,), 5.0, device=GPU)])
+def test_a_plain_replay_runs_on_the_memory_of_the_step(device: str) -> None:
+    graph = recorded(device, [torch.ones(100, device=device)], doubled)
+    (result,) = graph.copies.run([torch.full((100,), 5.0, device=device)])
     graph.memory[0].fill_(7.0)
     graph.copies.replay()
-    torch.cuda.synchronize()
     assert bool((graph.results[0] == 14.0).all())
     assert bool((result == 10.0).all())
+
+
+def test_two_graphs_of_one_step_have_copies_of_their_own(device: str) -> None:
+    one, other = (recorded(device, [torch.zeros(5, device=device)], doubled) for _ in range(2))
+    for number in range(3):
+        x, y = (torch.full((5,), float(n), device=device) for n in (number, -number))
+        (first,), (second,) = one.copies.run([x]), other.copies.run([y])
+        assert torch.equal(first, 2 * x)
+        assert torch.equal(second, 2 * y)
+
+
+def test_a_tensor_of_another_device_is_no_part_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meta` stands for the GPU, so the tensors here are the host's."""
+    fake_graphs.install(monkeypatch)
+    memory = [torch.zeros(4)]
+    copies = GraphCopies(memory, [0], torch.device("meta"))
+    with FakeGraph() as graph:
+        copies.begin()
+        graph.nodes.append(lambda: memory[0].mul_(2))
+        copies.end(memory)
+    copies.bind(graph)  # type: ignore[arg-type]
+    (result,) = copies.run([torch.ones(4)])
+    assert torch.equal(result, torch.full((4,), 2.0))
+    assert not any(isinstance(node, graph_copies._Table) for node in graph.nodes)
 
 
 @pytest.mark.gpu
