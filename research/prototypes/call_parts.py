@@ -35,7 +35,7 @@ SHARES = (1.0, 0.95, 0.9, 0.85)
 NUMBER = r"([\d.]+)"
 PARTS = re.compile(
     rf"the graph {NUMBER} us \(predicted {NUMBER}, on the GPU alone {NUMBER}, its launch on the host {NUMBER}\), "
-    rf"copies around it {NUMBER}(?: \({NUMBER} around the sequential graph\))?, the host {NUMBER}"
+    rf"copies (?:around it )?{NUMBER}(?: \({NUMBER} around the sequential graph\))?, the host {NUMBER}"
     rf"(?:, the whole call on the GPU alone {NUMBER})?"
 )
 ROUNDS = re.compile(rf"a call alone takes {NUMBER} us(?:, {NUMBER} in long rounds)?")

@@ -205,6 +205,7 @@ class Listener(TorchDispatchMode):
             view = torch.ops.aten.as_strided.default(self._on(source, tensor.dtype), size, stride, storage_offset)
         torch.ops.aten.set_.source_Storage_storage_offset(tensor, source, storage_offset, size, stride)
         self._set(tensor, self._value(view))
+        self._constants.keep(tensor, known=False, fixed=False)
         return tensor
 
     def _on(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:

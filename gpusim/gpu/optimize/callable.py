@@ -12,9 +12,10 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from gpusim.errors import CaptureError, GpusimError, StepError
+from gpusim.errors import CaptureError, StepError
 from gpusim.formats.trace import Frontend
 from gpusim.gpu.optimize.alone import alone
+from gpusim.gpu.optimize.fronts import CANNOT
 from gpusim.gpu.optimize.modes import Modes
 from gpusim.gpu.optimize.steps import (
     TENSORS,
@@ -132,10 +133,6 @@ class Gain:
 
 
 Make = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Variant, Gain]]
-
-#: Errors after which a step runs unoptimized. After an error of the GPU itself (an illegal access) nothing runs on it
-#: in this process, and the warning has the GPU's message.
-CANNOT: Final = (GpusimError, torch.cuda.OutOfMemoryError, torch.AcceleratorError)
 
 
 class OptimizedStep:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from gpusim.errors import ReplayError
 from gpusim.gpu.capture.user_step import UserStep, accumulated, give_back
 from gpusim.gpu.device import precision
@@ -14,11 +16,13 @@ from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Candidate
 from gpusim.gpu.optimize.eager_step import run_again
 from gpusim.gpu.optimize.executors import Executor, Ready, restored
+from gpusim.gpu.optimize.fronts import CANNOT
 from gpusim.gpu.optimize.optimizers import LearningRates
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.snapshot import put_back
 from gpusim.gpu.optimize.variant import Variant
 from gpusim.gpu.optimize.verify import noise_of_step, verify
+from gpusim.text import first_line
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,13 @@ class Checked:
     worst_error: float
     bit_equal: bool
     costs: Costs
+    copies_ns: int
+    """Time of the copies that the candidate makes itself at each run, in ns."""
 
     @property
     def graph_ns(self) -> int:
         """Time of the candidate's graph without a call's copies, in ns."""
-        return _without_copies(self.candidate.ready, self.candidate.time_ns, self.costs.around_ns)
+        return max(1, self.candidate.time_ns - self.copies_ns) if self.copies_ns else self.candidate.time_ns
 
 
 class Checker:
@@ -102,13 +108,16 @@ class Checker:
                         self.say(f"left out: {cause}")
                         continue
                     alone = [each.ready for each in sequential if each.captured is candidate.captured]
-                    costs = self._costs(variant, captured, candidate.streams, alone)
-            return Checked(variant, candidate, checked.worst, checked.bit_equal, costs)
+                    costs, copies_ns = self._costs(variant, captured, candidate.streams, alone)
+            return Checked(variant, candidate, checked.worst, checked.bit_equal, costs, copies_ns)
         assert problem is not None
         raise problem
 
-    def _costs(self, variant: Variant, captured: Captured, streams: int, alone: Sequence[Ready]) -> Costs:
-        """Measure the parts of a call. The state advances. `alone` has the sequential graph, if any."""
+    def _costs(self, variant: Variant, captured: Captured, streams: int, alone: Sequence[Ready]) -> tuple[Costs, int]:
+        """Measure the parts of a call, and the copies that the schedule makes itself at each run. The state advances.
+
+        `alone` has the sequential graph, if any.
+        """
         device_ns = self.executor.device_ns
         tensors = [tensor.clone() for tensor in captured.inputs]
 
@@ -117,27 +126,33 @@ class Checker:
             variant.adopt()
             return variant.run(tensors)
 
-        if variant.ready.copies is None:
-            around_ns = self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams)
-        else:
-            around_ns = self.executor.within_ns(
-                lambda copies: variant.through(copies, tensors), variant.captured.inputs, variant.leaving(), streams
-            )
-        return Costs(
+        around_ns, copies_ns = self._copies_ns(variant, tensors, streams)
+        costs = Costs(
             around_ns=around_ns,
             around_sequential_ns=sum(
                 device_ns(partial(variant.around, ready.run, tensors)) - device_ns(ready.run) for ready in alone
             ),
             host_ns=self.executor.host_ns(call),
-            device_ns=_without_copies(variant.ready, device_ns(variant.ready.run), around_ns),
+            device_ns=max(0, device_ns(variant.ready.run) - copies_ns),
             call_device_ns=device_ns(call),
             launch_ns=self.executor.host_ns(variant.ready.run),
         )
+        return costs, copies_ns
 
-
-def _without_copies(ready: Ready, run_ns: int, copies_ns: int) -> int:
-    """Return the time of a run without the copies that it makes itself, in ns."""
-    return run_ns if ready.copies is None else max(1, run_ns - copies_ns)
+    def _copies_ns(self, variant: Variant, tensors: Sequence[torch.Tensor], streams: int) -> tuple[int, int]:
+        """Return the time that copies add to a call, and to a run of the schedule, in ns; 0 where it is not known."""
+        if variant.ready.copies is None:
+            return self.executor.around_ns(lambda graph: variant.around(graph, tensors), streams), 0
+        try:
+            return self.executor.copies_in_graph_ns(
+                lambda copies: variant.run_with(copies, tensors),
+                variant.captured.inputs,
+                variant.results_to_copy(),
+                streams,
+            )
+        except CANNOT as cause:  # the step itself is right
+            self.say(f"a call's copies are not timed: {first_line(cause)}")
+            return 0, 0
 
 
 def _without_tf32(run: Callable[[], Any]) -> Any:

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any, Final
 
 import msgspec
-import torch
 
 from gpusim.defaults import DEFAULT_BUDGET_S, DEFAULT_POLICY, DEFAULT_SEED
 from gpusim.engine.evaluate import Evaluator
@@ -19,7 +18,7 @@ from gpusim.formats.results import Ablation
 from gpusim.formats.trace import Frontend, Trace, Variant
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import Executor, Ready
-from gpusim.gpu.optimize.fronts import CANNOT_RUN
+from gpusim.gpu.optimize.fronts import CANNOT, CANNOT_RUN
 from gpusim.gpu.optimize.memory import within_limit
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.replay.execute import initial_bytes
@@ -263,7 +262,7 @@ def as_called(
     """Return the candidate as it is called: the fastest of many recordings with the copies of a call, where the device
     can make them. `kept` are results, by position, that are not copied. May change the user's tensors.
 
-    Memory plans stay as they are, as all does on a device that records a schedule once.
+    Memory plans stay as they are, and so does everything on a device with one recording per schedule.
     """
     if executor.recordings == 1 or candidate.plan is not None:
         return candidate
@@ -276,7 +275,8 @@ def as_called(
             called = prepare_call()
             if called is not None and called.peak_bytes > (memory_limit_bytes or MAX_BYTES):
                 raise ReplayError(f"with them in the graph, the step takes {format_bytes(called.peak_bytes)}")
-        except (*CANNOT_RUN, torch.AcceleratorError) as cause:  # the latter where a recording could not be ended
+        except CANNOT as cause:
+            executor.synchronize()  # raises where the GPU itself has failed, not only the recording
             say(f"torch makes the copies of a call: {first_line(cause)}")
             called = None
         if called is not None:

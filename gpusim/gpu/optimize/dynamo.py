@@ -22,9 +22,9 @@ from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.device import current
 from gpusim.gpu.optimize.alone import alone
-from gpusim.gpu.optimize.callable import CANNOT
 from gpusim.gpu.optimize.choose import Wanted
 from gpusim.gpu.optimize.executors import Executor
+from gpusim.gpu.optimize.fronts import CANNOT
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.packing import Packing, Saved

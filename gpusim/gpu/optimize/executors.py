@@ -102,15 +102,16 @@ class Executor(Protocol):
         many streams.
         """
 
-    def within_ns(
+    def copies_in_graph_ns(
         self,
         call: Callable[[CallCopies], object],
         inputs: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         streams: int,
-    ) -> int:
-        """Return the device time of `call` but for the schedule in whose copies it goes, in ns: measured with the
-        copies of these inputs and results in an empty one of as many streams.
+    ) -> tuple[int, int]:
+        """Return the device time that copies add to a call, and to a run, of a schedule that makes them itself, in ns.
+
+        `call` goes through an empty schedule of as many streams, which copies these inputs and results.
         """
 
     def device_ns(self, call: Callable[[], object]) -> int:
@@ -270,15 +271,15 @@ class CpuExecutor:
         call(lambda: None)
         return 0
 
-    def within_ns(
+    def copies_in_graph_ns(
         self,
         call: Callable[[CallCopies], object],
         inputs: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         streams: int,
-    ) -> int:
+    ) -> tuple[int, int]:
         """Nothing is measured: no schedule has copies."""
-        return 0
+        return 0, 0
 
     def device_ns(self, call: Callable[[], object]) -> int:
         """Nothing is measured."""

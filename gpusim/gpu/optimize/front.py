@@ -15,9 +15,10 @@ from gpusim.errors import CaptureError, GpuError, OptionError
 from gpusim.formats.results import Ablation
 from gpusim.formats.trace import Frontend
 from gpusim.gpu.device import current, without_autocast
-from gpusim.gpu.optimize.callable import CANNOT, Gain, OptimizedStep
+from gpusim.gpu.optimize.callable import Gain, OptimizedStep
 from gpusim.gpu.optimize.choose import FRONTENDS, Wanted
 from gpusim.gpu.optimize.executors import Executor
+from gpusim.gpu.optimize.fronts import CANNOT
 from gpusim.gpu.optimize.make import StepMaker
 from gpusim.gpu.optimize.on_cuda import CudaExecutor
 from gpusim.gpu.optimize.steps import Given, as_outside, attribute_problem, autocast_of, casting, fixed_copies

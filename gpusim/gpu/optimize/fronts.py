@@ -40,6 +40,9 @@ from gpusim.trace.store import structure_hash
 KERNEL_S: Final = 2.0
 #: Errors of Inductor's kernels, when they are made and when they are run.
 CANNOT_RUN: Final = (GpusimError, torch.cuda.OutOfMemoryError)
+#: Errors after which a step runs unoptimized, or without what has failed. After an error of the GPU itself (an illegal
+#: access) nothing runs on it in this process, and the warning has the GPU's message.
+CANNOT: Final = (*CANNOT_RUN, torch.AcceleratorError)
 
 
 class Inductors:

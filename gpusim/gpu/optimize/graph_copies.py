@@ -1,8 +1,8 @@
 """Copies of a call's inputs and results as kernels of its own CUDA graph.
 
 One kernel copies all inputs before anything else, another all results at the end. The host writes addresses into these
-kernels before each launch, so that a call launches nothing but its graph: 2 to 19 us less on the GPU and 22 to 62 us
-less on the host than with torch's copies around it (research/2026-11-30-copies-in-the-graph.md).
+kernels before each launch, so that a call launches nothing but its graph. The host needs 22 to 62 us less than with
+torch's copies around the graph, and a call of many takes up to 19 us less (research/2026-11-30-copies-in-the-graph.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpusim.errors import GpuError
 from gpusim.gpu.driver import Driver
 from gpusim.gpu.optimize.copies import fresh
 
-#: Most tensors that a kernel copies: all its arguments take 4 KiB at most, and its table is one.
+#: Most tensors that a kernel copies: their table of 3.5 KiB is its argument, and arguments take 4 KiB at most.
 MOST_TENSORS: Final = 126
 #: Threads of a block, and bytes that it copies: two loads of 16 bytes a thread.
 THREADS: Final = 256
@@ -105,19 +105,20 @@ def _function(device: int) -> Any:
             function = torch.cuda._compile_kernel(source, _NAME).func
         except Exception as cause:  # torch's loader and compiler raise errors of several kinds
             raise GpuError(f"the kernel '{_NAME}' cannot be compiled: {cause}") from cause
-        _launch(function, 1, _arguments(_Table()))
+        _launch(function, 1, _Table())
     return function
 
 
 def _arguments(table: _Table) -> Any:
+    """Return the kernel's arguments: the address of a table, which must live as long as they are used."""
     return (ctypes.c_void_p * 1)(ctypes.addressof(table))
 
 
-def _launch(function: Any, blocks: int, arguments: Any) -> None:
+def _launch(function: Any, blocks: int, table: _Table) -> None:
     """Launch the kernel on the current stream. Raises `GpuError`."""
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     sizes = map(ctypes.c_uint, (blocks, 1, 1, THREADS, 1, 1, 0))
-    Driver().call("cuLaunchKernel", function, *sizes, stream, arguments, None)
+    Driver().call("cuLaunchKernel", function, *sizes, stream, _arguments(table), None)
 
 
 class CopyKernel:
@@ -138,13 +139,14 @@ class CopyKernel:
         self.sources, self.targets = (words[first : first + len(memory)] for first in begin)
         self.sources[:] = self.targets[:] = [tensor.data_ptr() for tensor in memory]
         self._arguments = _arguments(table)
+        """Of the node at a change; the table lives as long as this object."""
         self._function = _function(memory[0].device.index)
         self._params = _KernelParams(self._function, self._blocks, 1, 1, THREADS, 1, 1, arguments=self._arguments)
         self._node: tuple[Any, ...] = ()
 
     def launch(self) -> None:
         """Launch it on the current stream. Raises `GpuError`."""
-        _launch(self._function, self._blocks, self._arguments)
+        _launch(self._function, self._blocks, self._table)
 
     def bind(self, graph: torch.cuda.CUDAGraph) -> None:
         """Find its node in a graph that has recorded it. Raises `GpuError` where the graph's copies cannot change."""
@@ -202,25 +204,25 @@ class CopyKernels:
         for kernel in self.kernels:
             kernel.bind(graph)
 
-    def take_from(self, sources: list[int]) -> None:
+    def set_sources(self, sources: list[int]) -> None:
         """Copy from these addresses into the memory."""
         if sources == self._sources:
             return
-        self._sources = sources
         for n, kernel in enumerate(self.kernels):
             kernel.sources[:] = sources[n * MOST_TENSORS : (n + 1) * MOST_TENSORS]
             kernel.change()
+        self._sources = sources
 
-    def bring_to(self, targets: list[int]) -> None:
+    def set_targets(self, targets: list[int]) -> None:
         """Copy the memory to these addresses."""
         for n, kernel in enumerate(self.kernels):
             kernel.targets[:] = targets[n * MOST_TENSORS : (n + 1) * MOST_TENSORS]
             kernel.change()
 
-    def stay(self) -> None:
+    def copy_in_place(self) -> None:
         """Copy the memory onto itself."""
-        self.take_from(self._own)
-        self.bring_to(self._own)
+        self.set_sources(self._own)
+        self.set_targets(self._own)
 
 
 class GraphCopies:
@@ -266,17 +268,17 @@ class GraphCopies:
     def replay(self) -> None:
         """Run the graph on the inputs in its memory, and leave its results there."""
         if not self._is_own:
-            self._into.stay()
-            self._out.stay()
+            self._into.copy_in_place()
+            self._out.copy_in_place()
             self._is_own = True
         self._graph.replay()
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the graph on these inputs; return the results in memory of their own. Call it without gradients."""
         self._is_own = False
-        self._into.take_from(self._sources(tensors))
+        self._into.set_sources(self._sources(tensors))
         made = [torch.empty_like(tensor) for tensor in self._leaving]
-        self._out.bring_to([tensor.data_ptr() for tensor in made])
+        self._out.set_targets([tensor.data_ptr() for tensor in made])
         self._graph.replay()
         if not self._others:
             return made

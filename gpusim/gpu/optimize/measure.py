@@ -332,7 +332,7 @@ def said(gain: Gain) -> str:
     """Return a one-line breakdown of a call's time."""
     return (
         f"the graph {gain.optimized_ns / 1e3:.1f} us (predicted {gain.predicted_ns / 1e3:.1f}, on the GPU alone "
-        f"{gain.device_ns / 1e3:.1f}, its launch on the host {gain.launch_ns / 1e3:.1f}), copies around it "
+        f"{gain.device_ns / 1e3:.1f}, its launch on the host {gain.launch_ns / 1e3:.1f}), copies "
         f"{gain.around_ns / 1e3:.1f} ({gain.around_sequential_ns / 1e3:.1f} around the sequential graph), the host "
         f"{gain.host_ns / 1e3:.1f}, the whole call on the GPU alone {gain.call_device_ns / 1e3:.1f}"
     )

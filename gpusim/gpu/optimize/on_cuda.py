@@ -52,7 +52,7 @@ class _Graph:
     @classmethod
     def of(cls, recorder: GraphRecorder, schedule: Schedule, copies: GraphCopies | None = None) -> _Graph:
         """Record a schedule after one run on its streams: libraries initialize on first use."""
-        recorded = recorder.record(schedule, warm=True, framing=copies)
+        recorded = recorder.record(schedule, warm=True, around=copies)
         return cls(recorded, recorder, loaded_code(recorder.runner.functions), copies)
 
     @property
@@ -183,17 +183,19 @@ class CudaExecutor:
         replay = self._almost_empty(streams)
         return max(0, self.device_ns(lambda: call(replay)) - self.device_ns(replay))
 
-    def within_ns(
+    def copies_in_graph_ns(
         self,
         call: Callable[[CallCopies], object],
         inputs: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         streams: int,
-    ) -> int:
-        """GPU time of a call with an almost empty graph that has its copies, less that of one without."""
+    ) -> tuple[int, int]:
+        """GPU time of a call, and of a replay, of an almost empty graph with its copies, less that of one without."""
         copies = GraphCopies(inputs, range(len(results)), self.device)
-        graphs = self._almost_empty(streams), self._almost_empty(streams, copies, results)
-        return max(0, self.device_ns(lambda: call(copies)) - self.device_ns(graphs[0]))
+        without, replay = self._almost_empty(streams), self._almost_empty(streams, copies, results)
+        without_ns = self.device_ns(without)
+        replay_ns = self.device_ns(replay)  # before any call, the graph copies its memory onto itself
+        return max(0, self.device_ns(lambda: call(copies)) - without_ns), max(0, replay_ns - without_ns)
 
     def _almost_empty(
         self, streams: int, copies: GraphCopies | None = None, results: Sequence[torch.Tensor] = ()

@@ -91,10 +91,10 @@ class Variant:
         """Run a call's work on the GPU, and return its results."""
         if self.ready.copies is None:
             return self.around(self.ready.run, tensors)
-        return self.through(self.ready.copies, tensors)
+        return self.run_with(self.ready.copies, tensors)
 
-    def through(self, copies: CallCopies, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Run a schedule that copies inputs and results itself, and return these."""
+    def run_with(self, copies: CallCopies, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Run a schedule with its own copies, and return a call's results."""
         with torch.no_grad():
             return self._results(copies.run(tensors), tensors)
 
@@ -103,9 +103,9 @@ class Variant:
         with torch.no_grad():
             self._copy(tensors)
             graph()
-            return self._results(fresh(self.leaving()), tensors)
+            return self._results(fresh(self.results_to_copy()), tensors)
 
-    def leaving(self) -> list[torch.Tensor]:
+    def results_to_copy(self) -> list[torch.Tensor]:
         """Return the results that a call copies, where the step leaves them."""
         return list(map(self._lying, self._to_copy))
 

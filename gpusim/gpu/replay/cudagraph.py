@@ -61,7 +61,7 @@ def own_workspaces(streams: int) -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-class Framing(Protocol):
+class KernelsAround(Protocol):
     """Kernels of a graph before and after those of a schedule, whose arguments change between replays."""
 
     def begin(self) -> None:
@@ -107,11 +107,11 @@ class GraphRecorder:
         schedule: Schedule,
         warm: bool = False,
         sync: SyncPlan | None = None,
-        framing: Framing | None = None,
+        around: KernelsAround | None = None,
     ) -> RecordedGraph:
         """Record a legal schedule. `warm` runs it once before, eagerly: libraries initialize on first use of a stream.
 
-        `sync` replaces the schedule's own events; `framing` is recorded before and after it. Raises `GpuError` where
+        `sync` replaces the schedule's own events; `around` is recorded before and after it. Raises `GpuError` where
         this GPU or driver has no SM partitions.
         """
         trace = self.runner.trace
@@ -123,8 +123,9 @@ class GraphRecorder:
         torch.cuda.synchronize()
         self.runner.choose(schedule.variants)
         try:
-            return self._record(order, streams, sync, lanes, warm, framing)
+            return self._record(order, streams, sync, lanes, warm, around)
         finally:
+            self.runner.drop_temporaries()
             self.runner.choose(())
 
     def _lanes(self, count: int, partitions: tuple[Partition, ...]) -> list[torch.cuda.Stream]:
@@ -147,7 +148,7 @@ class GraphRecorder:
         sync: SyncPlan,
         lanes: Sequence[torch.cuda.Stream],
         warm: bool,
-        framing: Framing | None,
+        around: KernelsAround | None,
     ) -> RecordedGraph:
         if warm:
             self._run(order, streams, sync, lanes)
@@ -158,20 +159,18 @@ class GraphRecorder:
             torch.cuda.empty_cache()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            graph = torch.cuda.CUDAGraph() if framing is None else torch.cuda.CUDAGraph(keep_graph=True)
+            graph = torch.cuda.CUDAGraph() if around is None else torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-                if framing is not None:
-                    framing.begin()
+                if around is not None:
+                    around.begin()
                 self._run(order, streams, sync, lanes)
-                if framing is not None:
-                    framing.end(self.runner.tensors)
-            if framing is not None:
+                if around is not None:
+                    around.end(self.runner.tensors)
+            if around is not None:
                 graph.instantiate()
-                framing.bind(graph)
+                around.bind(graph)
         peak = torch.cuda.max_memory_allocated() - before + self.runner.initial_bytes
-        recorded = RecordedGraph(graph, sync, list(self.runner.tensors), peak)
-        self.runner.drop_temporaries()
-        return recorded
+        return RecordedGraph(graph, sync, list(self.runner.tensors), peak)
 
     def _run(
         self, order: Sequence[int], streams: Sequence[int], sync: SyncPlan, lanes: Sequence[torch.cuda.Stream]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves as leaves
 
+from gpusim.errors import GpuError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.optimize import graph_copies
 from gpusim.gpu.optimize.callable import OptimizedStep
@@ -31,10 +32,24 @@ class Refusing(CpuExecutor):
 
     recordings = 2
 
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
     def prepare_call(
         self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
     ) -> Ready | None:
-        raise torch.cuda.OutOfMemoryError("no memory for another recording")
+        raise self.error
+
+
+class Large(Copying):
+    """Executor whose schedules take a TiB with their copies."""
+
+    def prepare_call(
+        self, captured: Captured, trace: Trace, schedule: Schedule, results: Sequence[int]
+    ) -> Ready | None:
+        ready: Any = super().prepare_call(captured, trace, schedule, results)
+        ready.peak_bytes = 1 << 40
+        return ready  # type: ignore[no-any-return]
 
 
 class Several(nn.Module):
@@ -68,13 +83,34 @@ def test_training_goes_through_them_too() -> None:
     assert max(copies.calls for copies in executor.made) >= 3
 
 
-def test_where_they_fail_torch_makes_the_copies() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("no memory for another recording"),
+        torch.AcceleratorError("no memory for another recording"),
+        GpuError("no memory for another recording"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_where_they_fail_torch_makes_the_copies(error: Exception) -> None:
     said: list[str] = []
-    step = fast(nn.Linear(2, 3), torch.zeros(4, 2), executor=Refusing(), say=said.append)
+    step = fast(nn.Linear(2, 3), torch.zeros(4, 2), executor=Refusing(error), say=said.append)
     assert isinstance(step, OptimizedStep)
     assert "torch makes the copies of a call: no memory for another recording" in said
     x = torch.randn(4, 2)
     close(step(x), step.__wrapped__(x))
+
+
+def test_where_they_take_too_much_memory_torch_makes_them() -> None:
+    said: list[str] = []
+    executor = Large()
+    limit = {"memory_limit_bytes": 1 << 30}
+    step = fast(nn.Linear(2, 3), torch.zeros(4, 2), executor=executor, say=said.append, **limit)
+    assert isinstance(step, OptimizedStep)
+    assert "torch makes the copies of a call: with them in the graph, the step takes 1024 GiB" in said
+    x = torch.randn(4, 2)
+    close(step(x), step.__wrapped__(x))
+    assert sum(copies.calls for copies in executor.made) == 0
 
 
 @dataclass
@@ -91,7 +127,7 @@ Work = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 @pytest.fixture(params=["cpu", pytest.param(GPU, marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The GPU, and the CPU with graphs that stand for the driver's."""
+    """The GPU, and the CPU with a driver of our own."""
     if request.param == "cpu":
         fake_graphs.install(monkeypatch)
     return str(request.param)

@@ -308,6 +308,17 @@ def test_a_tensor_put_onto_other_memory_is_refused(step: Callable[..., Any], why
         assert fast(step, X) is step
 
 
+def test_elements_of_a_tensor_put_onto_weights_are_no_constants() -> None:
+    weight = torch.randn(6, generator=torch.Generator().manual_seed(2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        total = weight.sum()
+        return x * torch.zeros(0).set_(weight.untyped_storage(), 0, (6,))[1].item() + total  # type: ignore[call-overload,no-any-return]
+
+    with pytest.warns(UserWarning, match=r"reads the elements of a tensor \(item\(\)"):
+        assert fast(step, X) is step
+
+
 def test_a_tensor_put_onto_memory_of_the_step_or_of_a_closure() -> None:
     weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
 
