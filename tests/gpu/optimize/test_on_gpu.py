@@ -230,6 +230,21 @@ def test_a_training_step_outlives_torch_compile_of_another_copy(frontend: Any) -
     assert all(bool((each == 7).all()) for each in taken)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_cudnns_recurrent_layers_see_changes_of_their_weights(kind: type[torch.nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    layer = kind(16, 16, num_layers=2, bidirectional=True, batch_first=True).cuda().eval()
+    x = torch.randn(4, 10, 16, device="cuda")
+    with torch.no_grad():
+        step = fast(lambda x: layer(x)[0], x, executor=CudaExecutor(), frontends=("aten",))
+        assert isinstance(step, OptimizedStep)
+        for scale in (1.0, 0.5):
+            for weight in layer.parameters():
+                weight.mul_(scale)
+            y = torch.randn_like(x)
+            close(step(y), layer(y)[0])
+
+
 def test_peers_outlive_each_other() -> None:
     """A hand-made graph whose optimizer was gone wrote to unmapped memory once torch.compile had recorded its own."""
     spec = f"{Path(__file__).parents[3] / 'validate/networks/recommendation.py'}:recommendation_small"
