@@ -147,7 +147,7 @@ def model_step(
         clip_grad_norm=clip_grad_norm,
         clip_grad_value=clip_grad_value,
     )
-    optimizers = [] if optimizer is None else [optimizer]
+    optimizers = [] if optimizer is None else models_behind({"optimizer": optimizer}).optimizers
     optimizers += [each for each in in_hooks(modules.values()) if each not in optimizers]
     arguments = {"arguments": (*given, *wanted), **(kwargs or {})}
     return UserStep(name or _short(type(model).__name__), phases, device, modules, optimizers, named, arguments)

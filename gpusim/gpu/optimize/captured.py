@@ -21,7 +21,7 @@ from gpusim.gpu.inductor.kernels import Compiling, functions_of
 from gpusim.gpu.inductor.styles import DEFAULT_STYLE
 from gpusim.gpu.optimize.hooks import Hooks
 from gpusim.gpu.optimize.lists import with_split_lists
-from gpusim.gpu.optimize.optimizers import LearningRates
+from gpusim.gpu.optimize.optimizers import LearningRates, with_steps
 from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.slots import Gradients, Places, Presence, States
 
@@ -164,7 +164,7 @@ def capture_bound(
     needed = _read_first(recorded)
     read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage in needed}
     sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
-    reads = Reads((*roots, *Hooks(step).functions()), modules, sets_modes)
+    reads = Reads((*roots, *with_steps(step.optimizers), *Hooks(step).functions()), modules, sets_modes)
     of_optimizers = [p for p in parameters.values() if id(p) in used]
     elsewhere = [graph.live[n] for i, n in recorded.named.items() if recorded.tensors[i].role == "constant"]
     only_returned = watched.untouched(recorded.returned)

@@ -8,7 +8,8 @@ are restored afterwards: rates stay numbers, counts stay in host memory.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import is_
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.capture.optimizers import counting_on
 from gpusim.gpu.optimize.unchanged import Items, KeyedValues
+from gpusim.gpu.reach.names import is_users
 from gpusim.gpu.reach.raw import attributes_of
 
 #: Optimizers whose fused kernels take the rate as a tensor.
@@ -34,6 +36,7 @@ class LearningRates:
 
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
         self.optimizers = list(optimizers)
+        self._of_users = of_users(optimizers)
         self.device = device
         self.fused = [_can_be_fused(optimizer, device) for optimizer in self.optimizers]
         self.tensors: list[list[torch.Tensor | None]] = [
@@ -90,6 +93,10 @@ class LearningRates:
                     else:
                         options.append(value if isinstance(value, _HASHABLE) else repr(value)[:200])
                 options.append(len(group["params"]))
+        for optimizer in self._of_users:  # whose code may read any option and any plain value of a state
+            for held in (*optimizer.param_groups, *optimizer.state.values()):
+                others = (key for key in held if key not in optimizer.defaults)
+                options += [(key, held[key]) for key in others if isinstance(held[key], _HASHABLE)]
         return tuple(options)
 
     @contextmanager
@@ -169,6 +176,29 @@ class Groups:
         return found
 
 
+def of_users(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers whose class is the user's: their code may read and change any Python value."""
+    return [each for each in optimizers if is_users(type(each).__module__)]
+
+
+def with_steps(optimizers: Iterable[Optimizer]) -> list[Any]:
+    """Return the optimizers of the user's classes, with the methods that take their steps."""
+    own = of_users(optimizers)
+    return [*own, *(types.MethodType(_own(each.step), each) for each in own)]
+
+
+def held_by(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """Return what optimizers of the user's classes hold by name: attributes, further options, and states."""
+    held: list[dict[str, Any]] = []
+    for each in of_users(optimizers):
+        name = type(each).__name__
+        attributes = {key: value for key, value in vars(each).items() if key not in _OF_TORCH and "hook" not in key}
+        groups = [{key: group[key] for key in group.keys() - {"params"}} for group in each.param_groups]
+        states = list(map(dict, each.state.values()))
+        held.append({name: attributes, f"{name}.param_groups": groups, f"{name}.state": states})
+    return held
+
+
 def _own(method: Any) -> Any:
     """Return the function of a method, without what torch's schedulers wrap around it."""
     while getattr(method, "_wrapped_by_lr_sched", False):
@@ -177,6 +207,8 @@ def _own(method: Any) -> Any:
 
 
 _METHODS: Final = ("step", "zero_grad")
+#: Attributes of each optimizer in which torch keeps tensors and options.
+_OF_TORCH: Final = frozenset(("state", "param_groups", "defaults"))
 _MOMENTUM: Final = "momentum_buffer"
 _CHECKED: Final = "_need_device_dtype_check_for_fused"
 _HASHABLE: Final = (bool, int, float, str, type(None))

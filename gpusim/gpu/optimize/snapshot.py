@@ -11,6 +11,7 @@ import torch
 
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.user_step import PLAIN_VALUES, UserStep, rng_state, set_rng_state
+from gpusim.gpu.optimize.optimizers import held_by
 from gpusim.gpu.optimize.python_state import ModuleState, PythonState
 from gpusim.gpu.replay.tensors import restore_elements
 
@@ -55,7 +56,7 @@ class Snapshot:
     def __init__(self, step: UserStep, roots: Sequence[Any] = ()) -> None:
         _check_gradients(step)
         self.step = step
-        self._python = PythonState((*roots, step.arguments))
+        self._python = PythonState((*roots, step.arguments, *held_by(step.optimizers)))
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()

@@ -58,7 +58,9 @@ from gpusim.gpu.reach.raw import (
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_LEAVES: Final = (*PLAIN, torch.Tensor, Optimizer, types.BuiltinFunctionType)
+_LEAVES: Final = (*PLAIN, torch.Tensor, types.BuiltinFunctionType)
+#: Attributes of an optimizer that are compared by themselves: tensors and options, for each parameter or group.
+_OF_OPTIMIZERS: Final = frozenset(("state", "param_groups", "defaults"))
 #: Types of options of torch's own layers.
 _OPTIONS: Final = (*PLAIN, tuple, types.FunctionType, types.BuiltinFunctionType)
 #: Depth of a search for all that lies there: a trainer in a list is 1, its model 2.
@@ -147,6 +149,8 @@ class Reach:
     def _reach(self, value: Any, name: str, depth: int) -> None:
         if is_a(value, Optimizer):
             self.optimizers[id(value)] = value
+            if not is_users(module_of(type(value))):
+                return
         value = owner_of(value)
         if is_a(value, _LEAVES) or id(value) in self._seen or depth > (NEAR if self._near else DEEPEST):
             return
@@ -270,6 +274,9 @@ class Reach:
 
     def read_of(self, value: Any, held: dict[Any, Any]) -> list[Any]:
         """Return the keys of an object's attributes, or of a dict, that code reads."""
+        if is_a(value, Optimizer):
+            keys = [key for key in items_of(held) if text_of(key) not in _OF_OPTIMIZERS]
+            return [key for key in keys if self._is_read(key)]
         if self._near or (held is value and self.reads_whole(held)):
             return items_of(held)
         if is_a(value, torch.nn.Module):
