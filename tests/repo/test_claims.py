@@ -31,6 +31,19 @@ def test_a_gain_over_torch_compile_that_another_run_puts_lower_is_stated() -> No
     assert f"`{case.trace}` is [{over:.2f}x]" in prose("docs/use-the-faster-step.md")
 
 
+def test_the_gain_beside_a_busy_process_is_that_of_its_log() -> None:
+    log = (ROOT / "research" / "data" / "calls_inside_h200_20261130.txt").read_text(encoding="utf-8")
+    (row,) = (line.split() for line in log.splitlines() if line.startswith("first recommendation_small "))
+    ours, own_graph = map(float, row[2:4])
+    for page in (
+        "README.md",
+        "CHANGELOG.md",
+        "docs/use-the-faster-step.md",
+        "research/2026-11-30-copies-in-the-graph.md",
+    ):
+        assert f"{own_graph / ours:.2f}" in prose(page), page
+
+
 def test_eager_steps_took_less_at_capture_as_the_page_says() -> None:
     """Of each step the first capture with ATen's kernels."""
     judge = script("fit_estimates")
