@@ -37,6 +37,7 @@ def timed_eager(
         say("timing the eager step")
         elsewhere = PythonState(dict.fromkeys(type(module).forward for module in modules))
         series = SeriesOf(Reach(roots, modules))
+        before = Reads((*roots, *of_users(step.optimizers)), modules)
         try:
             returned = _first_run(step)
             taken_from = series.advanced()
@@ -59,6 +60,7 @@ def timed_eager(
                 raise CaptureError(f"the step changes '{changed}', which a captured step would not")
         except BaseException:  # Ctrl-C, too
             elsewhere.restore()
+            before.put_back()
             snapshot.forget_prepared()
             raise
     return eager_ns

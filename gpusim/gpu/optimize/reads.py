@@ -13,6 +13,7 @@ anew, and what libraries answer: the environment, files, clocks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -57,6 +58,10 @@ class Reads:
         self._holders: list[dict[Any, Any]] = []
         self._keys: list[Any] = []
         self._shown: list[str] = []
+        self._classes: dict[int, type] = {}
+        """Classes whose attributes are in one of these dicts, by the dict's id."""
+        self._slots: list[tuple[Any, str]] = []
+        """Objects with the names of their watched slots."""
         self._others: list[tuple[str, Callable[[], Any]]] = []
         """Names and readers of values that lie in no dict of the user's: slots and closures, sizes of dicts."""
         self._whole: list[tuple[str, dict[Any, Any]]] = []
@@ -82,6 +87,8 @@ class Reads:
         self._natures = Natures(value for value, _ in reach if _is_owner(value))
         self._functions = Functions(functions)
         self._in_dicts = KeyedValues(self._holders, self._keys)
+        self._first = list(self._in_dicts.values), [getattr(owner, key, MISSING) for owner, key in self._slots]
+        """What lay in dicts and slots when this was made."""
         self._came = Absent([held for held, _ in self._absent], [names for _, names in self._absent])
         self.names = frozenset(reach.names)
         """Names that the code uses."""
@@ -101,6 +108,23 @@ class Reads:
             if name is not None:
                 return name
         return None
+
+    def put_back(self) -> None:
+        """Restore what dicts, classes and slots had when this was made."""
+        in_dicts, in_slots = self._first
+        for holder, key, before, now in zip(self._holders, self._keys, in_dicts, self._in_dicts.now(), strict=True):
+            if now is before:
+                continue
+            kind = self._classes.get(id(holder))
+            if kind is not None:
+                _set_attribute(kind, key, before)
+            elif before is MISSING:
+                dict.pop(holder, key, None)
+            else:
+                dict.__setitem__(holder, key, before)
+        for (owner, key), before in zip(self._slots, in_slots, strict=True):
+            if getattr(owner, key, MISSING) is not before:
+                _set_attribute(owner, key, before)
 
     def _changed_in_dicts(self) -> str | None:
         """If other objects have the same values, they are those to find from now on."""
@@ -204,12 +228,14 @@ class Reads:
         else:
             self._add(held, reach.hiding(value, held), shown)
         slots = reach.slots_of(value)
+        self._slots += [(value, key) for key in slots]
         self._others += [(joined(shown, key), partial(getattr, value, key, MISSING)) for key in slots]
 
     def _watch_classes(self, reach: Reach) -> None:
         """Watch what the user's classes have under names that code uses, and the functions of torch's layers."""
         for kind, names in reach.inherited():
             held = attributes_of(kind)
+            self._classes[id(held)] = kind
             self._add(held, names, kind.__name__)
             self._watch_absent(reach, held)
         kinds: list[Any] = [type(module) for module in (*reach.modules, *self.hidden)]
@@ -253,6 +279,16 @@ def _option(optimizer: torch.optim.Optimizer, number: int, key: str) -> Any:
     """Return an option of a group: a loaded checkpoint brings new dicts."""
     groups = optimizer.param_groups
     return groups[number].get(key, MISSING) if number < len(groups) else MISSING
+
+
+def _set_attribute(owner: Any, key: str, value: Any) -> None:
+    """Set an attribute past the owner's own code, or remove it where it was `MISSING`; what refuses that stays."""
+    base: Any = type if isinstance(owner, type) else object
+    with contextlib.suppress(AttributeError, TypeError):
+        if value is MISSING:
+            base.__delattr__(owner, key)
+        else:
+            base.__setattr__(owner, key, value)
 
 
 def _is_memory(value: Any) -> bool:
