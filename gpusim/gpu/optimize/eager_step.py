@@ -12,7 +12,7 @@ from gpusim.errors import CaptureError, GpusimError, StepError
 from gpusim.formats.trace import Dtype
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.capture.users_errors import users_code
-from gpusim.gpu.optimize.optimizers import of_users
+from gpusim.gpu.optimize.optimizers import with_steps
 from gpusim.gpu.optimize.progress import Progress
 from gpusim.gpu.optimize.python_state import ModuleState, PythonState, host_draws
 from gpusim.gpu.optimize.reads import Reads
@@ -37,7 +37,7 @@ def timed_eager(
         say("timing the eager step")
         elsewhere = PythonState(dict.fromkeys(type(module).forward for module in modules))
         series = SeriesOf(Reach(roots, modules))
-        before = Reads((*roots, *of_users(step.optimizers)), modules)
+        before = Reads((*roots, *with_steps(step.optimizers)), modules)
         try:
             returned = _first_run(step)
             taken_from = series.advanced()
@@ -48,7 +48,7 @@ def timed_eager(
             snapshot.check_objects()
             if snapshot.keep_prepared():
                 _check_first(step, snapshot, returned, dtype)
-            after_first, reads = ModuleState(modules), Reads((*roots, *of_users(step.optimizers)), modules)
+            after_first, reads = ModuleState(modules), Reads((*roots, *with_steps(step.optimizers)), modules)
             drawn = host_draws(step.device)
             with _running_again():
                 eager_ns = time_ns(step.run)

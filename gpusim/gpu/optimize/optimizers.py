@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from gpusim.gpu.capture.optimizers import counting_on
-from gpusim.gpu.optimize.unchanged import Items, KeyedValues
+from gpusim.gpu.optimize.unchanged import Contents, Items, KeyedValues
 from gpusim.gpu.reach.names import is_users
 from gpusim.gpu.reach.raw import attributes_of
 
@@ -36,7 +36,6 @@ class LearningRates:
 
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
         self.optimizers = list(optimizers)
-        self._of_users = of_users(optimizers)
         self.device = device
         self.fused = [_can_be_fused(optimizer, device) for optimizer in self.optimizers]
         self.tensors: list[list[torch.Tensor | None]] = [
@@ -93,10 +92,6 @@ class LearningRates:
                     else:
                         options.append(value if isinstance(value, _HASHABLE) else repr(value)[:200])
                 options.append(len(group["params"]))
-        for optimizer in self._of_users:  # whose code may read any option and any plain value of a state
-            for held in (*optimizer.param_groups, *optimizer.state.values()):
-                others = (key for key in held if key not in optimizer.defaults)
-                options += [(key, held[key]) for key in others if isinstance(held[key], _HASHABLE)]
         return tuple(options)
 
     @contextmanager
@@ -131,16 +126,50 @@ class LearningRates:
                         setattr(optimizer, _CHECKED, value)
 
 
-class Groups:
-    """Parameters by group, and the methods, of optimizers as they are now."""
+class PlainStates:
+    """Plain values in the states of optimizers of the user's classes, as they are now: their code may read any."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._optimizers = list(optimizers)
+        self._optimizers = of_users(optimizers)
         self._before = self._now()
         self._keep()
 
     def hold(self) -> bool:
-        """Whether they are the same, whichever lists hold them."""
+        """Whether they are the same, whichever dicts hold them."""
+        if not self._optimizers or (self._states.hold() and self._values.hold()):
+            return True
+        same = self._now() == self._before
+        if same:
+            self._keep()
+        return same
+
+    def _keep(self) -> None:
+        self._states = Contents([optimizer.state for optimizer in self._optimizers])
+        held = [(state, key) for state, key, _ in self._plain()]
+        self._values = KeyedValues([state for state, _ in held], [key for _, key in held])
+
+    def _now(self) -> list[tuple[Any, Any]]:
+        return [(key, value) for _, key, value in self._plain()]
+
+    def _plain(self) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                yield from ((state, key, value) for key, value in state.items() if isinstance(value, _HASHABLE))
+
+
+class Groups:
+    """Parameters by group, the methods, and plain values of states of the user's own, of optimizers as they are now."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._plain = PlainStates(optimizers)
+        self._before = self._now()
+        self._keep()
+
+    def hold(self) -> bool:
+        """Whether they are the same, whichever lists and dicts hold them."""
+        if not self._plain.hold():
+            return False
         if not self._optimizers or (self._held.hold() and self._items.hold()):
             return True
         now = self._now()
@@ -192,7 +221,7 @@ def held_by(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     held: list[dict[str, Any]] = []
     for each in of_users(optimizers):
         name = type(each).__name__
-        attributes = {key: value for key, value in vars(each).items() if key not in _OF_TORCH and "hook" not in key}
+        attributes = {key: value for key, value in vars(each).items() if key not in _OF_TORCH}
         groups = [{key: group[key] for key in group.keys() - {"params"}} for group in each.param_groups]
         states = list(map(dict, each.state.values()))
         held.append({name: attributes, f"{name}.param_groups": groups, f"{name}.state": states})
@@ -207,8 +236,8 @@ def _own(method: Any) -> Any:
 
 
 _METHODS: Final = ("step", "zero_grad")
-#: Attributes of each optimizer in which torch keeps tensors and options.
-_OF_TORCH: Final = frozenset(("state", "param_groups", "defaults"))
+#: Attributes of torch's own in each optimizer, its states, groups and hooks among them.
+_OF_TORCH: Final = frozenset((*vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)), *_METHODS))
 _MOMENTUM: Final = "momentum_buffer"
 _CHECKED: Final = "_need_device_dtype_check_for_fused"
 _HASHABLE: Final = (bool, int, float, str, type(None))

@@ -89,6 +89,8 @@ class Reads:
         self._in_dicts = KeyedValues(self._holders, self._keys)
         self._first = list(self._in_dicts.values), [getattr(owner, key, MISSING) for owner, key in self._slots]
         """What lay in dicts and slots when this was made."""
+        self._first_inside = [(held, dict(held)) for _, held in self._whole], [(i, list(i)) for _, i in self._lists]
+        """Whole dicts and lists, with what they held then."""
         self._came = Absent([held for held, _ in self._absent], [names for _, names in self._absent])
         self.names = frozenset(reach.names)
         """Names that the code uses."""
@@ -110,7 +112,17 @@ class Reads:
         return None
 
     def put_back(self) -> None:
-        """Restore what dicts, classes and slots had when this was made."""
+        """Restore what dicts, lists, classes and slots had when this was made."""
+        dicts, lists = self._first_inside
+        for held, contents in dicts:
+            kind: Any = OrderedDict if isinstance(held, OrderedDict) else dict
+            now, then = (list(chain.from_iterable(kind.items(each))) for each in (held, kind(contents)))
+            if not (len(now) == len(then) and all_same(now, then)):
+                kind.clear(held)
+                kind.update(held, contents)
+        for items, kept in lists:
+            if not (len(items) == len(kept) and all_same(items, kept)):
+                list.__setitem__(items, slice(None), kept)
         in_dicts, in_slots = self._first
         for holder, key, before, now in zip(self._holders, self._keys, in_dicts, self._in_dicts.now(), strict=True):
             if now is before:
@@ -244,6 +256,7 @@ class Reads:
             if is_torchs(kind.__module__):
                 called = _OF_EVERY_MODULE if kind is torch.nn.Module else options
                 held = attributes_of(kind)
+                self._classes[id(held)] = kind
                 self._add(held, [key for key in called if isinstance(held.get(key), _CALLED)], kind.__name__)
 
     def _watch_libraries(self, reach: Reach) -> None:
@@ -267,6 +280,7 @@ class Reads:
             for number, group in enumerate(optimizer.param_groups):
                 keys = reach.names & (group.keys() - optimizer.defaults.keys() - {"params"})
                 self._others += [(key, partial(_option, optimizer, number, key)) for key in keys]
+                self._absent.append((group, frozenset(reach.names - group.keys())))
 
     def _add(self, holder: dict[Any, Any], keys: Iterable[Any], name: str) -> None:
         for key in keys:

@@ -56,7 +56,9 @@ class Snapshot:
     def __init__(self, step: UserStep, roots: Sequence[Any] = ()) -> None:
         _check_gradients(step)
         self.step = step
-        self._python = PythonState((*roots, step.arguments, *held_by(step.optimizers)))
+        _check_states(step)
+        self._python = PythonState((*roots, step.arguments))
+        self._of_own = PythonState(held_by(step.optimizers))
         self._modules = list(dict.fromkeys(m for module in step.modules.values() for m in module.modules()))
         self._buffers = [dict(module._buffers) for module in self._modules]
         self._plain, self._hooks = self._attributes(), self._all_hooks()
@@ -64,7 +66,7 @@ class Snapshot:
         self._others = ModuleState(self._modules)
         self._unprepared = self._buffers, self._plain, self._hooks, self._others
         self._parameters = list(step.parameters().values())
-        found = (*self._parameters, *self._python.tensors, *self._others.tensors)
+        found = (*self._parameters, *self._python.tensors, *self._of_own.tensors, *self._others.tensors)
         self._with_gradients = list({id(each): each for each in found if each.is_leaf}.values())
         self._gradients = [each.grad for each in self._with_gradients]
         self._of_optimizers = [_plain(optimizer) for optimizer in step.optimizers]
@@ -74,11 +76,14 @@ class Snapshot:
         self._inputs = [tensor for _, tensor in step.named.values()]
         self._copies = [_Copy.of(tensor) for tensor in self._tensors()]
         self._rng = rng_state(step.device)
-        self._generators = [(g, g.get_state()) for g in (*self._python.generators, *self._others.generators)]
+        self._generators = [
+            (g, g.get_state()) for g in (*self._python.generators, *self._of_own.generators, *self._others.generators)
+        ]
 
     def _tensors(self) -> list[torch.Tensor]:
         leaves = [
             *self._python.tensors,
+            *self._of_own.tensors,
             *self._others.tensors,
             *self._parameters,
             *(buffer for buffers in self._buffers for buffer in buffers.values()),
@@ -168,6 +173,7 @@ class Snapshot:
                 hooks.clear()
                 hooks.update(before)
         self._python.restore()
+        self._of_own.restore()
         self._others.restore()
         kept_ones = zip(self.step.optimizers, self._groups, self._states, self._of_optimizers, strict=True)
         for optimizer, groups, states, attributes in kept_ones:
@@ -197,16 +203,27 @@ class Snapshot:
             if copy.is_reshaped():
                 shape = list(copy.elements.shape)
                 raise CaptureError(f"the step changes the shape or strides of a tensor of shape {shape} in place")
-        parameters = set(map(id, self._parameters))  # a captured step leaves theirs
+        # A captured step leaves those of parameters, and each step of an optimizer makes its own anew.
+        parameters = {*map(id, self._parameters), *map(id, self._of_own.tensors)}
         pairs = zip(self._with_gradients, self._gradients, strict=True)
         if any(tensor.grad is not gradient for tensor, gradient in pairs if id(tensor) not in parameters):
             raise CaptureError(
                 "the step leaves a gradient in a tensor that is no parameter of a module or optimizer, which a "
                 "captured step would not"
             )
-        changed = self._python.changed()
+        changed = self._python.changed() or self._of_own.changed()
         if changed is not None:
             raise CaptureError(f"the step changes the Python value '{changed}', which a captured step would not")
+
+
+def _check_states(step: UserStep) -> None:
+    for optimizer in step.optimizers:
+        for key, state in optimizer.state.items():
+            if not isinstance(state, dict):
+                shown = key if isinstance(key, str) else type(key).__name__
+                raise CaptureError(
+                    f"{type(optimizer).__name__} has '{shown}' in its state, which is no dict of a parameter's values"
+                )
 
 
 def _check_gradients(step: UserStep) -> None:

@@ -72,6 +72,14 @@ def set_state(optimizer: Any) -> None:
         state["factor"] = 0.01
 
 
+def optimized(form: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Return the step as a function of the user's, or of model, loss and optimizer."""
+    first = batches(1)[0]
+    if form == "function":
+        return fast(eager_step(model, optimizer), first)
+    return fast(model, first, loss=F.cross_entropy, optimizer=optimizer)
+
+
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clipped, "most", 10.0)
@@ -83,11 +91,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_an_own_optimizer_reads_may_change(form: str, change: Callable[[Any], None]) -> None:
     models = [net(), net()]
     optimizers = [Clipped(model.parameters()) for model in models]
-    first = batches(1)[0]
-    if form == "function":
-        step = fast(eager_step(models[0], optimizers[0]), first)
-    else:
-        step = fast(models[0], first, loss=F.cross_entropy, optimizer=optimizers[0])
+    step = optimized(form, models[0], optimizers[0])
     assert isinstance(step, OptimizedStep)
     eager = eager_step(models[1], optimizers[1])
     for number, batch in enumerate(batches(6)):
@@ -98,36 +102,138 @@ def test_what_an_own_optimizer_reads_may_change(form: str, change: Callable[[Any
     same_states(models[0].state_dict(), models[1].state_dict())
 
 
-class Counts:
+class Calls:
+    """Calls of a schedule, counted in its class and in each object."""
+
+    __slots__ = ("of_object",)
+    of_class = 0
+
+    def __init__(self) -> None:
+        self.of_object = 0
+
+
+class Schedule:
     """A schedule of its own that counts its calls."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls, self.counted, self.hooked = 0, Calls(), []  # type: ignore[var-annotated]
 
     def now(self) -> float:
-        self.calls += 1
         return 0.5
 
 
 class Scheduled(torch.optim.SGD):
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    """Counts its steps by `count`."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], count: Callable[[Schedule], None]) -> None:
         super().__init__(parameters, lr=0.5)
-        self.schedule = Counts()
+        self.schedule, self.count = Schedule(), count
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        self.count(self.schedule)
         torch._foreach_mul_(gradients(self), self.schedule.now())
         return super().step(closure)
 
 
-def test_an_object_that_an_optimizer_changes_is_named_and_restored() -> None:
+def count_in_attribute(schedule: Schedule) -> None:
+    schedule.calls += 1
+
+
+def count_in_class(_: Schedule) -> None:
+    Calls.of_class += 1
+
+
+def count_in_slot(schedule: Schedule) -> None:
+    schedule.counted.of_object += 1
+
+
+def count_in_global(_: Schedule) -> None:
+    global STEPS
+    STEPS += 1
+
+
+def count_in_list(schedule: Schedule) -> None:
+    schedule.hooked.append(1)
+
+
+STEPS = 0
+
+
+@pytest.mark.parametrize("form", ["function", "model"])
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [
+        (count_in_attribute, "Scheduled.schedule.calls"),
+        (count_in_class, "Calls.of_class"),
+        (count_in_slot, "of_object"),
+        (count_in_global, "STEPS"),
+        (count_in_list, "Scheduled.schedule.hooked"),
+    ],
+)
+def test_what_an_optimizer_counts_is_named_and_put_back(
+    form: str, count: Callable[[Schedule], None], name: str
+) -> None:
     model = net()
-    optimizer = Scheduled(model.parameters())
-    with pytest.warns(UserWarning, match=r"changes the Python value 'Scheduled.schedule.calls'"):
-        step = fast(eager_step(model, optimizer), batches(1)[0])
-    assert optimizer.schedule.calls == 0
+    optimizer = Scheduled(model.parameters(), count)
+
+    def counts() -> list[int]:
+        schedule = optimizer.schedule
+        return [schedule.calls, Calls.of_class, schedule.counted.of_object, STEPS, len(schedule.hooked)]
+
+    before = counts()
+    with pytest.warns(UserWarning, match=rf"the step changes .*{name}'"):
+        step = optimized(form, model, optimizer)
+    assert counts() == before
     step(*batches(1)[0])
-    assert optimizer.schedule.calls == 1
+    assert sum(counts()) == sum(before) + 1
+
+
+class Master(torch.optim.SGD):
+    """Updates copies of its parameters in its states, whose gradients it makes at each step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.5)
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["master"] = p.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            master = self.state[p]["master"]
+            master.grad = p.grad * 0.5
+            master.sub_(master.grad)
+            p.copy_(master)
+
+
+def test_gradients_of_copies_in_the_states_are_the_optimizers_own() -> None:
+    models = [net(), net()]
+    optimizers = [Master(model.parameters()) for model in models]
+    step = fast(eager_step(models[0], optimizers[0]), batches(1)[0])
+    assert isinstance(step, OptimizedStep)
+    eager = eager_step(models[1], optimizers[1])
+    for batch in batches(4):
+        close(step(*batch), eager(*batch))
+    same_states(models[0].state_dict(), models[1].state_dict())
+
+
+def test_an_option_that_no_code_reads_may_change_at_each_step() -> None:
+    model = net()
+    optimizer = Clipped(model.parameters())
+    made: list[str] = []
+    step = fast(eager_step(model, optimizer), batches(1)[0], say=made.append)
+    for number, batch in enumerate(batches(5)):
+        step(*batch)
+        optimizer.param_groups[0]["logged"] = number
+    assert made.count("recording its operators") == 1
+
+
+def test_a_state_of_no_parameter_is_named() -> None:
+    model = net()
+    optimizer = Clipped(model.parameters())
+    optimizer.state["scale"] = 1.0  # type: ignore[index]
+    with pytest.warns(UserWarning, match=r"Clipped has 'scale' in its state, which is no dict of a parameter's values"):
+        fast(eager_step(model, optimizer), batches(1)[0])
 
 
 class Wrapped(torch.optim.Optimizer):
@@ -153,12 +259,8 @@ class Wrapped(torch.optim.Optimizer):
 def test_an_optimizer_within_another_keeps_its_state(form: str, make: Callable[[Any], Wrapped]) -> None:
     models = [net(), net()]
     optimizers = [make(model.parameters()) for model in models]
-    first = batches(1)[0]
     before = copy.deepcopy(optimizers[0].base.state_dict())
-    if form == "function":
-        step = fast(eager_step(models[0], optimizers[0]), first)
-    else:
-        step = fast(models[0], first, loss=F.cross_entropy, optimizer=optimizers[0])
+    step = optimized(form, models[0], optimizers[0])
     assert optimizers[0].base.state_dict() == before  # trials leave nothing behind
     eager = eager_step(models[1], optimizers[1])
     for batch in batches(5):
