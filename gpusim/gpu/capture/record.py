@@ -129,6 +129,8 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
     for name, state in graph.inputs.items():
         if name in used:
             index = recorder.tensor(state.tensor)
+            if index not in initial:
+                raise CaptureError(f"the step gives '{state.name}' other memory, which a captured step would not")
             changed = not state.tensor.is_meta and not equal_elements(state.tensor, initial[index])
             if changed and recorder.tensors[index].storage not in written:
                 raise CaptureError(f"an operator changes '{state.name}' in place without declaring it")

@@ -188,6 +188,8 @@ class OptimizedStep:
             return None
         if variant is None or not variant.is_current():
             variant = self._other(key, variant, args, kwargs)
+            if variant is not None and not variant.is_current():  # captured where its questions have other answers
+                return None
         if variant is not None and (problem := attribute_problem(tensors, lambda: variant.captured.reads.names)):
             self._warn(f"{problem}; it runs as it is")
             return None
@@ -210,7 +212,7 @@ class OptimizedStep:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             check_arguments(leaves)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            others = (spec, *(value_of(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)))
+            others = (spec, *(None if isinstance(leaf, torch.Tensor) else value_of(leaf) for leaf in leaves))
         try:
             shapes = tuple([(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in tensors])
         except RuntimeError as cause:

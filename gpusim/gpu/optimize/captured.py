@@ -24,6 +24,7 @@ from gpusim.gpu.optimize.lists import with_split_lists
 from gpusim.gpu.optimize.optimizers import LearningRates, with_steps
 from gpusim.gpu.optimize.reads import Reads
 from gpusim.gpu.optimize.slots import Gradients, Places, Presence, States
+from gpusim.gpu.optimize.steps import TENSORS
 
 #: Style of a step with ATen's calls in some regions and Inductor's kernels in others.
 MIXED: Final = "mixed"
@@ -232,6 +233,12 @@ class _Watched:
                 raise CaptureError(
                     f"the step returns a {type(leaf).__name__}; tensors, numbers, text, and lists, tuples and dicts of "
                     "them can be given back"
+                )
+            if isinstance(leaf, torch.Tensor) and type(leaf) not in TENSORS:
+                raise CaptureError(f"the step returns a tensor of type {type(leaf).__name__}, not a plain one")
+            if isinstance(leaf, torch.Tensor) and type(leaf) is torch.Tensor and vars(leaf):
+                raise CaptureError(
+                    f"the step returns a tensor with an attribute of its own, '{next(iter(vars(leaf)))}'"
                 )
         plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         before = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]

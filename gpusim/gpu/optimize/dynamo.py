@@ -100,6 +100,14 @@ def _wanted(options: object) -> Wanted:
     return Wanted(streams, budget_s, memory_bytes(options.get("memory_limit")), DEFAULT_SEED)
 
 
+#: Operators that view a tensor's memory, whatever part of it the tensor is.
+_OF_MEMORY: Final = (
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.as_strided_scatter.default,
+)
+
+
 class AtenGraph:
     """One graph of AOTAutograd's, called with a list of inputs, which it empties as torch's boxed functions do."""
 
@@ -145,7 +153,12 @@ class AtenGraph:
                         self._make(args, saved)
             variant = self._variant if self._fits(args, saved) else None
             self._count(variant)
-            results = self.graph(*args) if variant is None else variant.run([args[place] for place in self._copied])
+            if variant is not None:
+                results = variant.run([args[place] for place in self._copied])
+            else:
+                results = self.graph(*args)
+                if saved is not None and saved.forward is not None:
+                    results = _apart(results, saved.tensors)
             if self.part == "forward" and self._packing.packed:
                 return self._packing.pack(list(results), args, variant)
             return results
@@ -183,6 +196,9 @@ class AtenGraph:
         in_place = range(len(saved.tensors)) if saved is not None and saved.forward is not None else ()
         static = {*in_place, *(place for place in places if place in self._static)}
         self._copied = [place for place in places if place not in static]
+        if _sees_memory(self.graph, self._copied):
+            self._fail("it reads the memory of an input (as_strided), of which a captured step has a copy only")
+            return
         # `data` has its own version: trials write to saved tensors, and restore them.
         fixed = [
             each.data if place in static else each.detach().clone(memory_format=torch.preserve_format)
@@ -221,6 +237,29 @@ class AtenGraph:
 
     def _warn(self, problem: str) -> None:
         warnings.warn(f"gpusim: {problem}; the {self.part} runs as it is", stacklevel=2)
+
+
+def _apart(results: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+    """Copy results that lie in tensors saved by a captured forward: its next call writes there."""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in saved if isinstance(tensor, torch.Tensor)}
+    return [
+        each.clone() if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in memory else each
+        for each in results
+    ]
+
+
+def _sees_memory(graph: torch.fx.GraphModule, places: Sequence[int]) -> bool:
+    """Whether a graph views the memory around one of these inputs: such a view counts from the memory's begin."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    seen = {inputs[place] for place in places}
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or not seen.intersection(node.args[:1]):
+            continue
+        if node.target in _OF_MEMORY:
+            return True
+        if getattr(node.target, "is_view", False):
+            seen.add(node)
+    return False
 
 
 def _static(part: Part) -> frozenset[int]:

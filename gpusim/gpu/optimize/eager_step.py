@@ -46,6 +46,7 @@ def timed_eager(
                     f"the step takes values from '{taken_from}', which a captured one would not; its first is gone"
                 )
             snapshot.check_objects()
+            _check_arguments(step, modules)
             if snapshot.keep_prepared():
                 _check_first(step, snapshot, returned, dtype)
             after_first, reads = ModuleState(modules), Reads((*roots, *with_steps(step.optimizers)), modules)
@@ -84,6 +85,31 @@ def _first_run(step: UserStep) -> Any:
     except Exception as cause:  # any error of the user's code
         problem = first_line(cause)
         raise StepError(f"the step fails: {type(cause).__name__}: {problem}") from cause
+
+
+def _check_arguments(step: UserStep, modules: Sequence[torch.nn.Module]) -> None:
+    """Raise `CaptureError` where the step has marked an argument, or a module keeps one: a captured one has copies."""
+    given = {t.untyped_storage().data_ptr() for _, t in step.named.values() if t.device.type != "meta"} - {0}
+    for _, tensor in step.named.values():
+        if vars(tensor):
+            name = next(iter(vars(tensor)))
+            raise CaptureError(f"the step gives an argument an attribute, '{name}', which a captured step would not")
+    for module in modules:
+        attributes = {name: value for name, value in vars(module).items() if name != "_buffers"}
+        for name, value in (attributes | module._buffers).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            for each in held:
+                if isinstance(each, torch.Tensor) and _is_in(each, given):
+                    raise CaptureError(
+                        f"{type(module).__name__} keeps an argument of the step in '{name}', which a captured step "
+                        "would not; keep a copy"
+                    )
+
+
+def _is_in(tensor: torch.Tensor, memory: set[int]) -> bool:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return False
+    return tensor.untyped_storage().data_ptr() in memory
 
 
 def _check_first(step: UserStep, snapshot: Snapshot, returned: Any, dtype: Dtype) -> None:

@@ -47,7 +47,8 @@ class Variant:
         self._changes_input = [_memory(tensor) in memory for tensor in captured.inputs]
         self._may_mix = any(self._changes_input) and len(captured.inputs) > 1
         shared = captured.live.values() if any(self._changes_input) else self._changed
-        self._own_memory = {_memory(tensor) for tensor in shared if tensor.numel()}
+        left = [ready.tensors[index] for index in captured.gradients] if any(self._changes_input) else []
+        self._own_memory = {_memory(tensor) for tensor in (*shared, *left) if tensor is not None and tensor.numel()}
 
     def is_current(self) -> bool:
         """Whether its modules, parameters, optimizer options, gradients and Python values are those of the capture."""

@@ -392,3 +392,43 @@ def test_graphs_that_cannot_be_captured_say_why() -> None:
         assert torch.equal(torch.compile(views, backend=backend)(x), x.view(-1))
     with pytest.warns(UserWarning, match="calls 'run_and_save_rng_state', an operator that takes functions"):
         torch.compile(draws, backend=backend)(x.requires_grad_())
+
+
+class Precomputed(torch.autograd.Function):
+    """Computes its gradient in the forward, and returns it as a view of what is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scores = torch.softmax(x @ weight, -1)
+        ctx.save_for_backward((x.t() @ scores).view(-1))
+        loss: torch.Tensor = -scores.log().mean()
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, ctx.saved_tensors[0].view(6, 6)
+
+
+@pytest.mark.filterwarnings("ignore:gpusim")
+def test_a_gradient_that_the_forward_has_saved_outlives_the_next_forward() -> None:
+    def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = Precomputed.apply(x, weight)  # type: ignore[no-untyped-call]
+        return result
+
+    compiled = torch.compile(loss, backend=backend)
+    mine, theirs = nn.Parameter(torch.eye(6)), nn.Parameter(torch.eye(6))
+    for number in range(3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+        compiled(x, mine).backward()
+        loss(x, theirs).backward()
+        close(mine.grad, theirs.grad)
+
+
+def test_a_view_of_an_inputs_memory_runs_as_it_is() -> None:
+    def windows(signal: torch.Tensor) -> torch.Tensor:
+        return signal.as_strided((2, 3), (2 * signal.stride(0), signal.stride(0))) * 1.0
+
+    compiled = torch.compile(windows, backend=backend)
+    with pytest.warns(UserWarning, match="reads the memory of an input"):
+        for signal in (torch.arange(40.0)[::2][:10], torch.arange(1.0, 41.0)[::2][:10]):
+            close(compiled(signal), windows(signal))
