@@ -429,6 +429,8 @@ def test_a_view_of_an_inputs_memory_runs_as_it_is() -> None:
         return signal.as_strided((2, 3), (2 * signal.stride(0), signal.stride(0))) * 1.0
 
     compiled = torch.compile(windows, backend=backend)
+    signals = [torch.arange(first, first + 40.0)[::2][:10] for first in (0.0, 1.0)]
     with pytest.warns(UserWarning, match="reads the memory of an input"):
-        for signal in (torch.arange(40.0)[::2][:10], torch.arange(1.0, 41.0)[::2][:10]):
-            close(compiled(signal), windows(signal))
+        found = list(map(compiled, signals))
+    for one, signal in zip(found, signals, strict=True):
+        close(one, windows(signal))
