@@ -46,7 +46,6 @@ def timed_eager(
                     f"the step takes values from '{taken_from}', which a captured one would not; its first is gone"
                 )
             snapshot.check_objects()
-            _check_arguments(step, modules)
             if snapshot.keep_prepared():
                 _check_first(step, snapshot, returned, dtype)
             after_first, reads = ModuleState(modules), Reads((*roots, *with_steps(step.optimizers)), modules)
@@ -59,6 +58,7 @@ def timed_eager(
             changed = after_first.changed() or reads.changed()
             if changed is not None:
                 raise CaptureError(f"the step changes '{changed}', which a captured step would not")
+            _check_arguments(step, modules)
         except BaseException:  # Ctrl-C, too
             elsewhere.restore()
             before.put_back()

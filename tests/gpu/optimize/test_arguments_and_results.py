@@ -81,7 +81,7 @@ def keep_in_attribute(model: Any, x: torch.Tensor) -> None:
 
 
 def keep_in_dict(model: Any, x: torch.Tensor) -> None:
-    model.kept["x"] = x.T
+    model.kept["x"] = x
 
 
 def keep_in_buffer(model: Any, x: torch.Tensor) -> None:
