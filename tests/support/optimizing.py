@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,6 +60,19 @@ def tick(ticks: list[Any]) -> int:
 def fast(target: Any, inputs: Any, **options: Any) -> Any:
     """Run `gpusim.optimize` with a short search, without a GPU unless another executor is given."""
     return optimize(target, inputs, **{"executor": CpuExecutor(), "streams": 3, "budget_s": 0.02, **options})
+
+
+def warned(make: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the result of a call and its one warning, which names the line of the caller."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = make()
+    assert len(caught) == 1, [str(each.message) for each in caught]
+    text = str(caught[0].message)
+    assert "\n" not in text
+    assert text.startswith("gpusim.optimize: ")
+    assert caught[0].filename == make.__code__.co_filename, "the warning names the user's line"  # type: ignore[attr-defined]
+    return result, text
 
 
 def modes_of(step: OptimizedStep) -> set[str]:
