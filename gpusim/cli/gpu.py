@@ -59,8 +59,8 @@ STAGES = ("capture", "predict", "measure")
     default="default",
     show_default=True,
     metavar="NAME",
-    help="Compilation style of front end inductor: default, apart, combo, given_layout, channels_last, or two joined: "
-    "apart_given_layout.",
+    help="Compilation style of front end inductor: default, apart, combo, gemv, given_layout, channels_last, or two "
+    "joined: apart_given_layout.",
 )
 @click.option(
     "--variants", is_flag=True, help="Also measure other kernels of convolutions, products, batch norm and pooling."

@@ -13,6 +13,7 @@ from gpusim.gpu.capture.record import Recorded, set_roles
 from gpusim.gpu.inductor import styles, versions
 from gpusim.gpu.inductor.channels_last import channels_last
 from gpusim.gpu.inductor.functional import FunctionalGraph, Traced, functional_graph
+from gpusim.gpu.inductor.gemv import products_as_sums
 from gpusim.gpu.inductor.places import Places
 from gpusim.gpu.inductor.read import Read, read_lines
 from gpusim.gpu.inductor.seam import OWN, Lines, compile_graph
@@ -73,6 +74,8 @@ def compiled_calls(
         functional = functional_graph(graph, apart, traced)
         if styles.converts_images(style):
             functional = channels_last(functional)
+        if styles.sums_products(style):
+            functional = products_as_sums(functional)
         device = functional.fake_inputs[0].device
         ids = {name: index for index, name in recorded.named.items()}
         places = Places.of_inputs(functional, recorded, ids, device)

@@ -17,11 +17,14 @@ DEFAULT_STYLE: Final = "default"
 GIVEN_LAYOUT: Final = "given_layout"
 #: Layout in which the graph itself has images channels last: see `gpusim.gpu.inductor.channels_last`.
 CHANNELS_LAST: Final = "channels_last"
+#: Kind of kernels in which products of a matrix and a vector are sums: see `gpusim.gpu.inductor.gemv`.
+GEMV: Final = "gemv"
 #: Additional settings of Inductor, by kind of kernels and by layout of images; the first are Inductor's own choices.
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "": {},
     "apart": {},
     "combo": {"combo_kernels": True, "benchmark_combo_kernel": False},
+    GEMV: {"max_autotune_pointwise": True},
 }
 _LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "": {},
@@ -53,6 +56,11 @@ def converts_images(style: str) -> bool:
     return _layout_of(style) == CHANNELS_LAST
 
 
+def sums_products(style: str) -> bool:
+    """Whether products of a matrix and a vector become sums before Inductor has the graph."""
+    return style.startswith(GEMV)
+
+
 def _layout_of(style: str) -> str:
     """Return the layout that a style asks for, or "" where Inductor decides."""
     return next((layout for layout in _LAYOUTS if layout and style.endswith(layout)), "")
@@ -74,7 +82,7 @@ class Noted:
         `combos`: combo kernels promise to save launches.
         """
         layout = _layout_of(self.style)
-        styles = []
+        styles = [_named("", layout)] if sums_products(self.style) else []
         if self.joins_calls:
             styles.append(_named("apart", layout if layout or self.layout_optimized else GIVEN_LAYOUT))
         if layout == GIVEN_LAYOUT:
@@ -86,15 +94,16 @@ class Noted:
         return styles
 
 
-def first_style(trains_images: bool, channels_last_is_faster: bool) -> str:
+def first_style(trains_images: bool, channels_last_is_faster: bool, mostly_gemv: bool = False) -> str:
     """Return the style to begin with; `trains_images`: images that are not channels last enter trained convolutions.
+    `mostly_gemv`: the step reads its matrices for one row.
 
     In training Inductor of torch 2.11 makes images channels last in the forward pass only: a convolution's backward
     takes them in eager's layout (`constrain_to_fx_strides` in `_inductor/lowering.py`), each copied once more. The
     style `channels_last` copies none.
     """
     if not trains_images:
-        return DEFAULT_STYLE
+        return GEMV if mostly_gemv else DEFAULT_STYLE
     return CHANNELS_LAST if channels_last_is_faster else GIVEN_LAYOUT
 
 

@@ -19,6 +19,7 @@ from gpusim.formats.trace import Kernel, Trace
 from gpusim.gpu.capture.user_step import UserStep
 from gpusim.gpu.inductor.combos import promises_combos
 from gpusim.gpu.inductor.functional import Traced
+from gpusim.gpu.inductor.gemv import mostly_gemv
 from gpusim.gpu.inductor.seam import without_style
 from gpusim.gpu.inductor.step import has_images
 from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, GIVEN_LAYOUT, Noted, first_style
@@ -90,7 +91,7 @@ class Inductors:
 
     def _first_style(self) -> str:
         if self._captured.options.mode != "train" or not has_images(self._captured.recorded):
-            return first_style(False, False)
+            return first_style(False, False, mostly_gemv(self._captured.trace))
         if all(op.phase != "backward" for op in self._captured.trace.ops):
             return first_style(True, False)  # what a forward alone saves is copied back to the layout as recorded
         with self._say.stage("layout"):

@@ -16,7 +16,7 @@ from gpusim.formats.trace import KERNEL, Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
 from gpusim.gpu.inductor import functional, versions
 from gpusim.gpu.inductor.combos import promises_combos, saved_launches
-from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, STYLES, Noted, first_style, settings_of
+from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, GEMV, STYLES, Noted, first_style, settings_of
 from gpusim.gpu.optimize import choose, dynamo, fronts, kept_step, make
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.executors import CpuExecutor, UserRunner
@@ -71,6 +71,8 @@ def same(step: Any, model: torch.nn.Module) -> None:
         (Noted("given_layout"), ["channels_last"]),
         (Noted("given_layout", joins_calls=True), ["apart_given_layout", "channels_last"]),
         (Noted("channels_last", True, True), ["apart_channels_last", "given_layout"]),
+        (Noted("gemv"), ["default"]),
+        (Noted("gemv_given_layout", joins_calls=True), ["given_layout", "apart_given_layout", "channels_last"]),
     ],
 )
 def test_styles_that_decide_otherwise_are_tried(noted: Noted, others: list[str]) -> None:
@@ -129,6 +131,18 @@ def test_training_on_images_begins_with_the_layout_in_which_convolutions_are_fas
     assert first_style(trains_images=True, channels_last_is_faster=False) == "given_layout"
     assert first_style(trains_images=True, channels_last_is_faster=True) == CHANNELS_LAST
     assert {first_style(False, faster) for faster in (False, True)} == {DEFAULT_STYLE}
+    assert first_style(True, False, mostly_gemv=True) == "given_layout"
+
+
+def test_a_step_that_reads_its_matrices_for_one_row_begins_with_sums() -> None:
+    assert first_style(False, False, mostly_gemv=True) == GEMV
+    torch.manual_seed(0)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).requires_grad_(False)
+    step, lines = by_inductor(model, torch.randn(1, 64))
+    assert "compiling it with Inductor (gemv)" in lines
+    x = torch.randn(1, 64)
+    torch.testing.assert_close(step(x), model(x))
 
 
 def test_other_styles_are_compiled_and_predicted_and_the_best_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

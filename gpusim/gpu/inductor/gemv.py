@@ -1,0 +1,139 @@
+"""A step's graph with products of a matrix and a vector as sums, which Inductor makes reductions of.
+
+A product of one row or one column reads each element of its matrix once, so its time is that of reading the matrix.
+torch has the same decomposition, but only where it also tunes every kernel by `coordinate_descent_tuning` (`mm` and
+`bmm` in `torch/_inductor/decomposition.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from gpusim.formats.arguments import tensor_refs
+from gpusim.formats.trace import Trace
+from gpusim.gpu.inductor.functional import FunctionalGraph, with_strides
+from gpusim.trace.element_sizes import DTYPE_BYTES
+
+_ATEN: Final = torch.ops.aten
+_CONVERT: Final = torch.ops.prims.convert_element_type.default
+#: Products, with the place of the first matrix among the arguments.
+_PRODUCTS: Final = {_ATEN.mm.default: 0, _ATEN.bmm.default: 0, _ATEN.addmm.default: 1, _ATEN.baddbmm.default: 1}
+_PLACES: Final = {str(target): place for target, place in _PRODUCTS.items()}
+#: Types of elements whose products are summed in 32 bits, as by a library.
+_SUMMED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+#: Operators whose results Inductor writes to memory before anything reads them.
+_IN_MEMORY: Final = frozenset(
+    {*_PRODUCTS, _ATEN.sum.default, _ATEN.sum.dim_IntList, _ATEN.mean.default, _ATEN.mean.dim}
+)
+#: Least share of a step's bytes that vectors' matrices must have: tuning all reductions for fewer costs more time than
+#: it gains.
+LEAST_FRAC: Final = 0.25
+
+
+def products_as_sums(graph: FunctionalGraph) -> FunctionalGraph:
+    """Return the graph, changed in place, with each product of one row or column as a sum of products of elements.
+
+    Sums have 32 bits, and so have the products: TF32 is not used.
+    """
+    values = dict(graph.values)
+    with graph.fake_mode, torch.no_grad():
+        for node in list(graph.module.graph.nodes):
+            if not _is_gemv(node):
+                continue
+            summed = _as_sum(graph.module.graph, node)
+            node.replace_all_uses_with(summed)
+            if node in values:
+                values[summed] = values.pop(node)
+            graph.module.graph.erase_node(node)
+    graph.module.graph.lint()
+    graph.module.recompile()
+    return replace(graph, values=values)
+
+
+def mostly_gemv(trace: Trace) -> bool:
+    """Whether the matrices of products of one row or column are a large share of the bytes that a step's calls use."""
+    matrices = total = 0
+    for op in trace.ops:
+        total += sum(_bytes(trace, index) for index in {*op.reads, *op.writes})
+        place = _PLACES.get(op.target)
+        if place is not None:
+            one, other = (trace.tensors[index].shape for index in tensor_refs(list(op.args[place : place + 2])))
+            if _is_product_of_vector(one, other):
+                matrices += max(_bytes(trace, index) for index in op.reads)
+    return total > 0 and matrices >= LEAST_FRAC * total
+
+
+def _bytes(trace: Trace, index: int) -> int:
+    tensor = trace.tensors[index]
+    return prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
+
+
+def _is_product_of_vector(one: Sequence[int], other: Sequence[int]) -> bool:
+    return one[-1] > 1 and 1 in (one[-2], other[-1])
+
+
+def _is_gemv(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target not in _PRODUCTS:
+        return False
+    one, other = (argument.meta["val"] for argument in _matrices(node))
+    return _is_product_of_vector(one.shape, other.shape) and one.dtype == other.dtype and one.dtype in _SUMMED
+
+
+def _matrices(node: fx.Node) -> list[Any]:
+    place = _PRODUCTS[node.target]
+    return list(node.args[place : place + 2])
+
+
+def _as_sum(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Add the sum that stands for a product, before it."""
+
+    def call(function: Any, *args: Any) -> fx.Node:
+        with graph.inserting_before(node):
+            made = graph.call_function(function, args)
+        made.meta.update({key: value for key, value in node.meta.items() if key == "custom"})
+        made.meta["val"] = function(*fx.map_arg(args, lambda each: each.meta["val"]))
+        return made
+
+    def converted(argument: Any, dtype: torch.dtype) -> Any:
+        return argument if argument.meta["val"].dtype == dtype else call(_CONVERT, argument, dtype)
+
+    matrices = _matrices(node)
+    vector = 0 if matrices[0].meta["val"].shape[-2] == 1 else 1
+    if not _is_cheap(matrices[vector]):
+        matrices[vector] = with_strides(graph, matrices[vector], matrices[vector].meta["val"].stride(), node)
+    one, other = (converted(argument, torch.float32) for argument in matrices)
+    rank = one.meta["val"].dim()
+    rows, columns = call(_ATEN.unsqueeze.default, one, rank), call(_ATEN.unsqueeze.default, other, rank - 2)
+    result = call(_ATEN.sum.dim_IntList, call(_ATEN.mul.Tensor, rows, columns), [rank - 1])
+    if _PRODUCTS[node.target]:
+        alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+        if alpha != 1:
+            result = call(_ATEN.mul.Tensor, result, alpha)
+        if beta != 0:
+            added: Any = node.args[0]
+            result = call(_ATEN.add.Tensor, result, added if beta == 1 else call(_ATEN.mul.Tensor, added, beta))
+    return converted(result, node.meta["val"].dtype)
+
+
+def _is_cheap(vector: fx.Node) -> bool:
+    """Whether a vector can be computed from memory for every few rows of the matrix anew: elementwise, each from few.
+
+    Inductor fuses with the sum what the vector is computed by, also the windows of a pooling.
+    """
+    waiting, seen = [vector], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.op != "call_function" or node.target in _IN_MEMORY:
+            continue
+        seen.add(node)
+        elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target == _CONVERT
+        if not elementwise and not getattr(node.target, "is_view", False):
+            return False
+        waiting.extend(node.all_input_nodes)
+    return True
