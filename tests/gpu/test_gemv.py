@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._inductor.inductor_prims import force_stride_order
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -20,7 +22,7 @@ from gpusim.gpu.capture.rebuild import Rebuilt, bare_trace, check_against_calls
 from gpusim.gpu.capture.record import record
 from gpusim.gpu.capture.user_step import Untouched, record_step
 from gpusim.gpu.inductor.functional import FunctionalGraph
-from gpusim.gpu.inductor.gemv import mostly_gemv, products_as_sums
+from gpusim.gpu.inductor.gemv import block_of, blocks_of_sums, mostly_gemv, products_as_sums
 from gpusim.gpu.inductor.step import inductor_step
 from gpusim.gpu.inductor.styles import GEMV
 from gpusim.trace.store import bundled_traces, read_trace
@@ -164,6 +166,70 @@ def test_a_token_ends_as_in_eager_in_any_legal_order(trains: bool) -> None:
     check_orders(trace, recorded)
     calls = Rebuilt(bare_trace(dataclasses.replace(options, frontend="aten"), user, plain), plain, 0.0, 0.0)
     assert max(check_against_calls(calls, trace, recorded, graph, options, CPU)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("rows", "summed", "element_bytes", "block"),
+    [
+        (5632, 2048, [2, 2], (4, 2048, 16)),  # two matrices: 32 KiB at once, at most 512 threads
+        (2048, 5632, [2], (2, 2048, 8)),  # 1,024 blocks
+        (1024, 2048, [2, 2], (1, 2048, 8)),
+        (16384, 2048, [2], (4, 2048, 16)),  # 4 rows at most
+        (4096, 25088, [4], (4, 1024, 16)),  # 4 KiB of a row
+        (4096, 300, [4], (4, 512, 8)),  # 512 hold the row
+        (7, 30, [4], (1, 32, 4)),
+    ],
+)
+def test_a_block_has_as_many_threads_as_it_reads_bytes(
+    rows: int, summed: int, element_bytes: list[int], block: tuple[int, int, int]
+) -> None:
+    """By hand: 4 KiB of a row at once, 32 bytes a thread, and 1,024 blocks as long as a block has one row."""
+    made = block_of(rows, summed, element_bytes)
+    assert (made["XBLOCK"], made["R0_BLOCK"], made["num_warps"]) == block
+
+
+class Reduction:
+    """What torch tells of a kernel: its reductions, each with the bytes of its matrix's elements, if it has one."""
+
+    numel, reduction_numel = 2048, 5632
+
+    def __init__(self, *element_bytes: int) -> None:
+        self.marks = element_bytes
+
+    def reduction_nodes(self) -> list[Any]:
+        def node(mark: int) -> Any:
+            origins = [fx.Graph().placeholder("x"), fx.Graph().placeholder("y")]
+            origins[1].meta["custom"] = {"gpusim_gemv_bytes": mark} if mark else {}
+            return SimpleNamespace(node=SimpleNamespace(get_origins=lambda: origins))
+
+        return list(map(node, self.marks))
+
+
+def test_kernels_that_sum_matrices_alone_have_these_blocks() -> None:
+    tiles = [{"x": 2048, "r0_": 5632}]
+    with blocks_of_sums():
+        given = V.choices.triton_kernel_kwargs(None, Reduction(2), tiles, {"features": 1})
+        assert given["fixed_config"].config == block_of(2048, 5632, [2])
+        assert given["features"] == 1
+        assert given["override_persistent_reduction"] is False
+        for other in (Reduction(), Reduction(0), Reduction(2, 0)):
+            assert V.choices.triton_kernel_kwargs(None, other, tiles, {}) == {}
+        assert V.choices.triton_kernel_kwargs(None, Reduction(2), [{"x": 1, "y": 2, "r0_": 3}], {}) == {}
+    assert V.choices.triton_kernel_kwargs(None, Reduction(2), tiles, {}) == {}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_kernels_of_sums_have_these_blocks() -> None:
+    torch.manual_seed(1)
+    model = Token().cuda().requires_grad_(False)
+    given = (torch.randn(1, 32, device="cuda"), torch.randn(1, 32, 9, device="cuda"))
+    user = function_step(model, given, torch.device("cuda"))
+    options = options_of(user, "test.step", "infer", "fp32", False, 0, False, "inductor")
+    with Untouched(user).around() as untouched:
+        graph = record_step(user, untouched, options.seed)
+    recorded = inductor_step(graph, record(graph), False, GEMV)
+    assert sum("fixed_config" in source.text for source in recorded.sources) >= 4
+    assert not any("mm" in op.target for op in recorded.ops)
 
 
 def test_torch_still_has_the_decomposition_that_the_style_stands_for() -> None:

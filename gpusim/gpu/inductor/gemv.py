@@ -2,12 +2,14 @@
 
 A product of one row or one column reads each element of its matrix once, so its time is that of reading the matrix.
 torch has the same decomposition, but only where it also tunes every kernel by `coordinate_descent_tuning` (`mm` and
-`bmm` in `torch/_inductor/decomposition.py`).
+`bmm` in `torch/_inductor/decomposition.py`). Tuning takes minutes, so blocks have a size here that keeps enough bytes
+on their way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, Final
@@ -31,9 +33,16 @@ _SUMMED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _IN_MEMORY: Final = frozenset(
     {*_PRODUCTS, _ATEN.sum.default, _ATEN.sum.dim_IntList, _ATEN.mean.default, _ATEN.mean.dim}
 )
-#: Least share of a step's bytes that vectors' matrices must have: tuning all reductions for fewer costs more time than
-#: it gains.
+#: Least share of a step's bytes that the matrices must have: fewer gain less than another style of compiling costs.
 LEAST_FRAC: Final = 0.25
+#: Key of a node's `meta["custom"]` for the bytes of an element of the matrix that it sums.
+_ELEMENT: Final = "gpusim_gemv_bytes"
+#: Bytes of a matrix's row that a block reads at once, and bytes for each of its threads: two of the widest loads.
+ROW_BYTES, THREAD_BYTES = 4096, 32
+#: Most rows of a block, and least blocks of a kernel: some for each of an H200's 132 SMs.
+MOST_ROWS, LEAST_BLOCKS = 4, 1024
+#: Threads of a block.
+LEAST_WARPS, MOST_WARPS, WARP = 4, 16, 32
 
 
 def products_as_sums(graph: FunctionalGraph) -> FunctionalGraph:
@@ -108,9 +117,10 @@ def _as_sum(graph: fx.Graph, node: fx.Node) -> fx.Node:
     if not _is_cheap(matrices[vector]):
         matrices[vector] = with_strides(graph, matrices[vector], matrices[vector].meta["val"].stride(), node)
     one, other = (converted(argument, torch.float32) for argument in matrices)
-    rank = one.meta["val"].dim()
+    rank, matrix = one.meta["val"].dim(), matrices[1 - vector]
     rows, columns = call(_ATEN.unsqueeze.default, one, rank), call(_ATEN.unsqueeze.default, other, rank - 2)
     result = call(_ATEN.sum.dim_IntList, call(_ATEN.mul.Tensor, rows, columns), [rank - 1])
+    result.meta["custom"] = {**result.meta.get("custom", {}), _ELEMENT: matrix.meta["val"].element_size()}
     if _PRODUCTS[node.target]:
         alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
         if alpha != 1:
@@ -137,3 +147,49 @@ def _is_cheap(vector: fx.Node) -> bool:
             return False
         waiting.extend(node.all_input_nodes)
     return True
+
+
+@contextmanager
+def blocks_of_sums() -> Iterator[None]:
+    """Within this context Inductor's kernels of these sums have blocks as by `block_of`.
+
+    `InductorChoices` (`torch/_inductor/choices.py`) is torch's own place for such a decision.
+    """
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.triton import FixedTritonConfig
+    from torch._inductor.virtualized import V
+
+    class Choices(InductorChoices):
+        def triton_kernel_kwargs(self, kernel_cls: Any, features: Any, groups: Any, kernel_kwargs: Any) -> Any:
+            given = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
+            matrices = _element_bytes(features)
+            if not matrices or set(groups[0]) != {"x", "r0_"}:
+                return given
+            block = block_of(int(features.numel), int(features.reduction_numel), matrices)
+            return {**given, "fixed_config": FixedTritonConfig(block), "override_persistent_reduction": False}
+
+    with V.set_choices_handler(Choices()):
+        yield
+
+
+def _element_bytes(features: Any) -> list[int]:
+    """Return the bytes of an element of each matrix that a kernel sums, if it reduces nothing else."""
+    found = []
+    for node in features.reduction_nodes():
+        marks = (origin.meta.get("custom") or {} for origin in node.node.get_origins())
+        found.append(max((mark.get(_ELEMENT, 0) for mark in marks), default=0))
+    return found if all(found) else []
+
+
+def block_of(rows: int, summed: int, element_bytes: Sequence[int]) -> dict[str, int]:
+    """Return the block of a kernel that sums matrices of as many rows and elements a row, as Triton's settings."""
+    block_rows = 1
+    while block_rows < MOST_ROWS and rows >= 2 * block_rows * LEAST_BLOCKS:
+        block_rows *= 2
+    columns = ROW_BYTES // max(element_bytes)
+    while columns // 2 >= summed:
+        columns //= 2
+    warps, most = LEAST_WARPS, block_rows * columns * sum(element_bytes) // (THREAD_BYTES * WARP)
+    while warps < MOST_WARPS and 2 * warps <= most:
+        warps *= 2
+    return {"XBLOCK": block_rows, "R0_BLOCK": columns, "num_warps": warps, "num_stages": 1}

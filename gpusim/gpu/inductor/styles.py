@@ -7,11 +7,12 @@ layout that suits the convolutions makes other kernels slower. `gpusim capture -
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gpusim.errors import UnknownNameError
+from gpusim.gpu.inductor.gemv import blocks_of_sums
 
 DEFAULT_STYLE: Final = "default"
 GIVEN_LAYOUT: Final = "given_layout"
@@ -24,7 +25,7 @@ _KINDS: Final[dict[str, dict[str, Any]]] = {
     "": {},
     "apart": {},
     "combo": {"combo_kernels": True, "benchmark_combo_kernel": False},
-    GEMV: {"max_autotune_pointwise": True},
+    GEMV: {},
 }
 _LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "": {},
@@ -115,7 +116,8 @@ def decisions(style: str, noted: Noted) -> Iterator[None]:
     original = lowering.pointwise_cat
     lowering.pointwise_cat = _watched(original, style.startswith("apart"), noted)
     try:
-        yield
+        with blocks_of_sums() if sums_products(style) else nullcontext():
+            yield
     finally:
         lowering.pointwise_cat = original
 

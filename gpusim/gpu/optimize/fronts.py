@@ -22,7 +22,7 @@ from gpusim.gpu.inductor.functional import Traced
 from gpusim.gpu.inductor.gemv import mostly_gemv
 from gpusim.gpu.inductor.seam import without_style
 from gpusim.gpu.inductor.step import has_images
-from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, GIVEN_LAYOUT, Noted, first_style
+from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, GEMV, GIVEN_LAYOUT, Noted, first_style
 from gpusim.gpu.inductor.versions import require_supported
 from gpusim.gpu.optimize.cache import Entry
 from gpusim.gpu.optimize.captured import MIXED, Captured
@@ -39,6 +39,8 @@ from gpusim.trace.store import structure_hash
 
 #: Compile time of one Triton kernel on one core, in s.
 KERNEL_S: Final = 2.0
+#: Style -> the style to begin with where it cannot be compiled.
+INSTEAD: Final = {CHANNELS_LAST: GIVEN_LAYOUT, GEMV: DEFAULT_STYLE}
 #: Errors of Inductor's kernels, when they are made and when they are run.
 CANNOT_RUN: Final = (GpusimError, torch.cuda.OutOfMemoryError)
 #: Errors after which a step runs unoptimized, or without what has failed. After an error of the GPU itself (an illegal
@@ -77,7 +79,7 @@ class Inductors:
             self.leave_out(DEFAULT_STYLE, cause)
             return None
         style = self._first_style()
-        for each in (style, GIVEN_LAYOUT) if style == CHANNELS_LAST else (style,):
+        for each in dict.fromkeys((style, INSTEAD.get(style, style))):
             begin, self._noted = perf_counter(), Noted()
             try:
                 first = self.in_style(each, self._noted)

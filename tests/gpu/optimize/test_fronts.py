@@ -14,7 +14,7 @@ import torch
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import KERNEL, Kernel, Trace, Variant, VariantSettings
 from gpusim.gpu.capture import variants
-from gpusim.gpu.inductor import functional, versions
+from gpusim.gpu.inductor import functional, step, versions
 from gpusim.gpu.inductor.combos import promises_combos, saved_launches
 from gpusim.gpu.inductor.styles import CHANNELS_LAST, DEFAULT_STYLE, GEMV, STYLES, Noted, first_style, settings_of
 from gpusim.gpu.optimize import choose, dynamo, fronts, kept_step, make
@@ -143,6 +143,17 @@ def test_a_step_that_reads_its_matrices_for_one_row_begins_with_sums() -> None:
     assert "compiling it with Inductor (gemv)" in lines
     x = torch.randn(1, 64)
     torch.testing.assert_close(step(x), model(x))
+
+
+def test_a_step_whose_sums_cannot_be_compiled_has_the_default_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> Any:
+        raise CaptureError("no sums today")
+
+    monkeypatch.setattr(step, "products_as_sums", refuse)
+    model = torch.nn.Linear(64, 64).requires_grad_(False)
+    _, lines = by_inductor(model, torch.randn(1, 64))
+    assert "left out Inductor's kernels (gemv): no sums today" in lines
+    assert any(line.startswith("Inductor's kernels (default)") for line in lines)
 
 
 def test_other_styles_are_compiled_and_predicted_and_the_best_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
