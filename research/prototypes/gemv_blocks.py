@@ -66,7 +66,7 @@ def times_of(rows: int, columns: int, count: int, dtype: torch.dtype) -> dict[st
     )
     matrices, vector = matrices.to(dtype), torch.randn(columns, device="cuda").to(dtype)
     y, z = torch.empty(2, rows, device="cuda")
-    chosen = block_of(rows, columns, [dtype.itemsize] * count)
+    chosen = block_of(rows, columns, dtype.itemsize)
 
     def run(block: dict[str, int]) -> None:
         for each in matrices:

@@ -171,19 +171,19 @@ def test_a_token_ends_as_in_eager_in_any_legal_order(trains: bool) -> None:
 @pytest.mark.parametrize(
     ("rows", "summed", "element_bytes", "block"),
     [
-        (5632, 2048, [2, 2], (4, 2048, 16)),  # two matrices: 32 KiB at once, at most 512 threads
-        (2048, 5632, [2], (2, 2048, 8)),  # 1,024 blocks
-        (1024, 2048, [2, 2], (1, 2048, 8)),
-        (16384, 2048, [2], (4, 2048, 16)),  # 4 rows at most
-        (4096, 25088, [4], (4, 1024, 16)),  # 4 KiB of a row
-        (4096, 300, [4], (4, 512, 8)),  # 512 hold the row
-        (7, 30, [4], (1, 32, 4)),
+        (5632, 2048, 2, (4, 1024, 8)),
+        (1024, 2048, 2, (4, 1024, 8)),  # 256 blocks
+        (1023, 2048, 2, (2, 1024, 4)),
+        (300, 2048, 2, (1, 1024, 4)),
+        (4096, 25088, 4, (4, 512, 8)),  # 2 KiB of a row
+        (4096, 200, 4, (4, 256, 8)),  # 256 hold the row
+        (7, 30, 4, (1, 32, 4)),
     ],
 )
-def test_a_block_has_as_many_threads_as_it_reads_bytes(
-    rows: int, summed: int, element_bytes: list[int], block: tuple[int, int, int]
+def test_a_block_reads_few_rows_and_kernels_have_blocks_for_all_sms(
+    rows: int, summed: int, element_bytes: int, block: tuple[int, int, int]
 ) -> None:
-    """By hand: 4 KiB of a row at once, 32 bytes a thread, and 1,024 blocks as long as a block has one row."""
+    """By hand: 2 KiB of up to four rows at once, two warps a row, four at least, as long as there are 256 blocks."""
     made = block_of(rows, summed, element_bytes)
     assert (made["XBLOCK"], made["R0_BLOCK"], made["num_warps"]) == block
 
@@ -209,7 +209,9 @@ def test_kernels_that_sum_matrices_alone_have_these_blocks() -> None:
     tiles = [{"x": 2048, "r0_": 5632}]
     with blocks_of_sums():
         given = V.choices.triton_kernel_kwargs(None, Reduction(2), tiles, {"features": 1})
-        assert given["fixed_config"].config == block_of(2048, 5632, [2])
+        assert given["fixed_config"].config == block_of(2048, 5632, 2)
+        both = V.choices.triton_kernel_kwargs(None, Reduction(2, 4), tiles, {})
+        assert both["fixed_config"].config == block_of(2048, 5632, 4)
         assert given["features"] == 1
         assert given["override_persistent_reduction"] is False
         for other in (Reduction(), Reduction(0), Reduction(2, 0)):
