@@ -13,6 +13,7 @@ from gpusim.importers.build import Imported, import_contents
 from gpusim.importers.model import FORMAT_NAMES, WITHOUT_KERNELS, Finding, GpuFacts, ImportFileError, Profile, busy
 from gpusim.importers.read import Contents, read_files
 from gpusim.importers.stream_json import Progress
+from gpusim.importers.to_trace import slowed_kernels
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 from gpusim.units import NS_PER_US
 
@@ -20,8 +21,6 @@ from gpusim.units import NS_PER_US
 TICKS: Final = 10
 #: Clock tick of GPU timestamps, about 32 ns.
 GPU_TICK_NS: Final = 32
-#: Share of the busy time with concurrent kernels above which a finding warns about their durations.
-MAX_CONCURRENT: Final = 0.05
 #: Findings on a single file that do not apply together with a profile with times.
 _OF_ONE_ALONE: Final = ("no-kernels", "no-times", "no-gpu-properties", "clocks")
 #: Share of a trace's GPU time without an op above which a finding warns.
@@ -92,7 +91,6 @@ def examine(files: Sequence[str], report: Progress | None = None) -> Report:
         if not (timed and finding.code in _OF_ONE_ALONE and not (part.has_times and part.activities))
     ]
     findings += [finding for profile in profiles for finding in _clock_findings(profile)]
-    alone = all(kernel.alone_ns is not None for kernel in kernels)
     imported, refused = _try(contents, files)
     quality: Quality = parts[0].quality
     if imported is not None:
@@ -100,8 +98,6 @@ def examine(files: Sequence[str], report: Progress | None = None) -> Report:
         findings += [finding for finding in imported.findings if finding not in findings]
         if quality not in ("data", "graph"):
             findings.append(_no_data(quality))
-        elif imported.source.concurrent_ns > MAX_CONCURRENT * imported.source.busy_ns and not alone:
-            findings.append(_slowed_kernels(imported))
     elif not kernels and not any(finding.code in WITHOUT_KERNELS for finding in findings):
         text = "no kernel of a GPU is in the file" + (
             f": its {parts[0].nodes} operators ran on the CPU" if parts[0].nodes else ""
@@ -139,12 +135,6 @@ def _try(contents: Contents, files: Sequence[str]) -> tuple[Imported | None, str
         if len(files) > 1:
             raise
         return None, str(cause)
-
-
-def _slowed_kernels(imported: Imported) -> Finding:
-    share = imported.source.concurrent_ns / imported.source.busy_ns
-    text = f"two or more kernels ran concurrently in {share:.0%} of the busy time, where they take longer than alone"
-    return Finding("slowed-kernels", text, "predicted times of schedules are too long; profile the step on one stream")
 
 
 def _no_data(quality: Quality) -> Finding:
@@ -219,6 +209,7 @@ def _own(file: str, trace: Trace) -> Report:
         streams = source.streams
         if source.observed_ns:
             busy_ns, concurrent = source.busy_ns, source.concurrent_ns / max(1, source.busy_ns)
+            findings += slowed_kernels(trace)
         if quality not in ("data", "graph"):
             findings.append(_no_data(quality))
     else:

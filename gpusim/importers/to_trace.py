@@ -27,6 +27,7 @@ from gpusim.importers.ops import grouped
 from gpusim.importers.steps import Step
 from gpusim.io import file_limits
 from gpusim.text import shortened
+from gpusim.trace.kernel_doubts import slowed_frac
 from gpusim.trace.op_names import UNKNOWN_OP
 from gpusim.units import clause
 from gpusim.version import code_version
@@ -114,7 +115,7 @@ def make_trace(
         ops=tuple(ops),
         ground_truth=profile.ground_truth,
     )
-    return trace, _notes(source, again, odd)
+    return trace, [*_notes(source, again, odd), *slowed_kernels(trace)]
 
 
 def _shown(
@@ -141,6 +142,7 @@ def _shown(
         observed_ns=observed_ns,
         busy_ns=busy_ns,
         concurrent_ns=concurrent_ns,
+        times_alone=all(activity.alone_ns is not None for activity in activities),
         resimulated_ns=again_ns,
         streams=len({activity.lane for activity in activities}),
     )
@@ -159,6 +161,18 @@ def _notes(source: ImportedFrom, again: Resimulation | None, odd: Sequence[int])
         reason = again.reason() or "its gaps vary too much"
         notes.append(Finding("resimulated", f"{text}: {reason}", _MORE_EDGES))
     return notes
+
+
+def slowed_kernels(trace: Trace) -> list[Finding]:
+    """Return the finding on an imported trace whose kernels took longer than alone; empty without one."""
+    source = trace.provenance.imported_from
+    if source is None or not slowed_frac(trace):
+        return []
+    share = source.concurrent_ns / source.busy_ns
+    text = f"two or more kernels ran concurrently in {share:.0%} of the busy time, where they take longer than alone"
+    return [
+        Finding("slowed-kernels", text, "predicted times of schedules are too long; profile the step on one stream")
+    ]
 
 
 def _kernel(activity: Activity, odd: list[int], index: int) -> Kernel:

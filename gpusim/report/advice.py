@@ -163,7 +163,7 @@ def headline(summary: Summary, calibrated: bool) -> str:
     if not calibrated:
         return f"As a trend: {verdict.speedup:.2f}x over one CUDA graph. The model of this GPU is uncalibrated."
     if verdict.unknown:
-        return f"Unknown. {verdict.speedup:.2f}x is predicted, within the doubt of estimated kernels: capture the step."
+        return f"Unknown. {verdict.speedup:.2f}x is predicted, within the doubt of its kernels: capture the step."
     if not verdict.worth_it:
         if eager is None or not graph.speedup_over_eager:
             return "No. Streams gain nothing here: keep one CUDA graph."

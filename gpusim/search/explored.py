@@ -27,6 +27,7 @@ from gpusim.search.events import compared_ns
 from gpusim.search.memory_actions import ACTIONS_LEAD
 from gpusim.search.variants import PartitionsTried, VariantsTried
 from gpusim.search.verdict import Verdict, verdict, verdict_rows
+from gpusim.trace.kernel_doubts import slowed_frac, unsized_frac
 from gpusim.units import counted, format_ns
 
 
@@ -250,6 +251,8 @@ def conclude(
             ),
             estimated=bool(trace.provenance.estimated),
             less_known=graph.less_known,
+            slowed_frac=slowed_frac(trace),
+            unsized_frac=unsized_frac(trace),
             within_bytes=memory_limit_bytes if best.plan else None,
         ),
     )

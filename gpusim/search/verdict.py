@@ -121,7 +121,9 @@ class Verdict:
     less_known: bool = False
     """True if the step is not mostly convolutional, for which the interval allows as well."""
     unknown: bool = False
-    """True if a gain is predicted for estimated kernels, whose doubt includes none. `rows` recommend no streams."""
+    """True if a gain is predicted for estimated or imported kernels, whose doubt includes none. `rows` recommend no
+    streams.
+    """
 
     @property
     def sentence(self) -> str:
@@ -154,11 +156,14 @@ def verdict(
     estimated: bool = False,
     less_known: bool = False,
     within_bytes: int | None = None,
+    slowed_frac: float = 0.0,
+    unsized_frac: float = 0.0,
 ) -> Verdict:
     """Return the verdict on the best schedule found; `estimated` is True if no GPU has run the kernels.
 
     `within_bytes` is the memory limit that it keeps by memory actions, if it has some. `misses_left_out` is True if the
-    step may lose the L2 cache and the prediction leaves out what that costs.
+    step may lose the L2 cache and the prediction leaves out what that costs. `slowed_frac` and `unsized_frac` are the
+    doubts about the kernels of an imported trace (`gpusim.trace.kernel_doubts`).
     """
     uncertainty = hardware.uncertainty
     speedup = sequential_ns / best_ns
@@ -176,8 +181,13 @@ def verdict(
     limit_ns, limit = bound.largest
     ceiling = sequential_ns / limit_ns if limit_ns else 1.0
     low, high = speedup / (1 + more), max(speedup, min(ceiling, speedup / (1 - less)))
+    if streams > 1:
+        low *= 1 - slowed_frac
+        if unsized_frac:  # each kernel may fill the GPU: then streams gain nothing
+            low = min(low, 1 / (1 + more))
     worth_it = low > 1.0
-    unknown = not worth_it and within_bytes is None and estimated and speedup > 1 + uncertainty.schedule_frac
+    in_doubt = estimated or slowed_frac > 0.0 or unsized_frac > 0.0
+    unknown = not worth_it and within_bytes is None and in_doubt and speedup > 1 + uncertainty.schedule_frac
     source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
     if less_known:
         doubt, _ = margins()
@@ -193,6 +203,16 @@ def verdict(
     if estimated:
         doubtful = f", so {ESTIMATED_GAIN_FRAC:.0%} of its time is in doubt" if streams > 1 else ""
         source = f" The kernels are estimated{doubtful}: capture the step on its GPU before you rely on this.{source}"
+    if slowed_frac and streams > 1:
+        source = (
+            " Its kernels were profiled while others ran, which takes longer than alone, so up to "
+            f"{slowed_frac:.0%} of the sequential time is in doubt: profile the step on one stream.{source}"
+        )
+    if unsized_frac and streams > 1:
+        source = (
+            f" The launch sizes of {unsized_frac:.0%} of its kernel time are unknown, and so is what fits side by "
+            f"side: import a profile that has them.{source}"
+        )
     room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
     if within_bytes is not None:
         text = (
