@@ -86,10 +86,9 @@ class Step:
 
     def _repr_html_(self) -> str:
         trace, truth = self.trace, self.trace.ground_truth
-        model = trace.model
         rows = [
-            ("network", model.network),
-            ("mode", f"{model.mode}, batch {model.batch}, {model.dtype}"),
+            ("network", trace.model.network),
+            ("mode", trace.settings or "unknown"),
             ("ops", f"{len(trace.ops):,}"),
             ("kernels", f"{self.kernels:,}"),
             ("memory of all tensors", format_bytes(sum(storage.bytes for storage in trace.storages))),

@@ -377,6 +377,14 @@ class Trace(Document, frozen=True, kw_only=True, omit_defaults=False):
         """Name of the trace (see `named_trace`); an imported trace has the name of its file."""
         return self.model.network if self.provenance.imported_from is not None else trace_name(self.model)
 
+    @property
+    def settings(self) -> str:
+        """Mode, batch and data type in words; of an imported step, whose file has none, `train` if it trains."""
+        model = self.model
+        if self.provenance.imported_from is None:
+            return f"{model.mode}, batch {model.batch}, {model.dtype}"
+        return model.mode if model.mode == "train" else ""
+
     def __repr__(self) -> str:
         return short_repr("Trace", f"{short_name(self.name)}: {counted(len(self.ops), 'op')}")
 

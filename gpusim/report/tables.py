@@ -86,12 +86,12 @@ def _row(policy: str, streams: int, makespan_ns: int, speedup: float) -> dict[st
 def print_explored(explored: Explored, tried: bool = False) -> None:
     """Print policies, bounds, attribution and verdict; `tried` is True if a trial on the GPU chose the schedule."""
     out = console()
-    model = explored.trace.model
+    settings = f"{explored.trace.settings}, " if explored.trace.settings else ""
     kernels = sum(len(op.kernels) for op in explored.trace.ops)
     out.print(
         styled(
             (visible(explored.trace.name), "bold"),
-            f": {visible(model.network)}, {model.mode}, batch {model.batch}, {model.dtype}, "
+            f": {visible(explored.trace.model.network)}, {settings}"
             f"{counted(len(explored.trace.ops), 'op')}, {counted(kernels, 'kernel')}; hardware ",
             (visible(explored.hardware.label), "bold"),
             "\n",

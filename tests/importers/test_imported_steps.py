@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -132,6 +133,19 @@ def test_step_of_a_profile_says_its_dependency_quality_and_one_of_a_captured_tra
     path = write_kineto(tmp_path / "k.json.gz", [kernel("a", 10, 10, 7, 1), kernel("b", 30, 5, 8, 2)])
     assert "dependencies: assumed" in repr(gpusim.load(path))
     assert "dependencies" not in repr(gpusim.load("squeezenet1_1-infer-b1"))
+
+
+def test_batch_and_dtype_that_no_profile_has_are_not_said(tmp_path: Path) -> None:
+    profile, operators = write_joined(tmp_path, ids=True)
+    step = gpusim.load([profile, operators])
+    assert step.trace.settings == ""
+    assert "<td>unknown</td>" in step._repr_html_()
+    write_trace(step.trace, tmp_path / "t.json")
+    code, text = invoke("explore", str(tmp_path / "t.json"), "--budget", "0.1")
+    assert (code, "infer" in text, "batch" in text, "fp32" in text) == (0, False, False, False)
+    backward = msgspec.structs.replace(step.trace.model, mode="train")
+    assert msgspec.structs.replace(step.trace, model=backward).settings == "train"
+    assert load_trace("squeezenet1_1-infer-b1").settings == "infer, batch 1, tf32"
 
 
 def test_python_searches_no_schedule_of_a_step_without_data_dependencies(tmp_path: Path) -> None:
