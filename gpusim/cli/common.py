@@ -60,7 +60,7 @@ def load_step(trace: str, hardware: str | None) -> Step:
         other = "" if step.hardware.gpu == gpu else f"; its times are of {gpu}, the rest is {step.hardware.label}"
         files = ", ".join(source.files)
         tell(f"note: imported from {files}, dependencies: {source.dependency_quality}{other}", err=True)
-    elif step.trace.provenance.estimated:
+    if step.trace.provenance.estimated:
         basis = short_value(step.trace.provenance.estimated)
         tell(f"note: no GPU has run this step; its kernels are estimated from {basis}", err=True)
     return step

@@ -95,6 +95,8 @@ class ImportedFrom(Document, frozen=True, kw_only=True):
     """Part of it with at least two running."""
     times_alone: bool = False
     """True if the file has each kernel's time alone on the GPU."""
+    simulated: bool = False
+    """True if gpusim predicted the times."""
     resimulated_ns: StepNs = 0
     """Time of the step simulated from launches, edges and durations alone; 0 in a file without times."""
     streams: Count = 1

@@ -127,6 +127,7 @@ def _profile(nodes: list[_Node], attributes: dict[str, Any], name: str, kind: An
         )
         clock_ns += max(0, dur_ns)
     true = bool(attributes.get(TRUE_DATA))
+    profile.read_origin(attributes)
     by_number = {node.number: node for node in nodes}
     edges: list[Edge] = []
     lost = 0

@@ -13,7 +13,7 @@ from gpusim.importers.build import Imported, import_contents
 from gpusim.importers.model import FORMAT_NAMES, WITHOUT_KERNELS, Finding, GpuFacts, ImportFileError, Profile, busy
 from gpusim.importers.read import Contents, read_files
 from gpusim.importers.stream_json import Progress
-from gpusim.importers.to_trace import slowed_kernels
+from gpusim.importers.to_trace import estimated_kernels, slowed_kernels
 from gpusim.trace.store import bundled_traces, load_trace, read_trace
 from gpusim.units import NS_PER_US
 
@@ -210,13 +210,13 @@ def _own(file: str, trace: Trace) -> Report:
         if source.observed_ns:
             busy_ns, concurrent = source.busy_ns, source.concurrent_ns / max(1, source.busy_ns)
             findings += slowed_kernels(trace)
+        findings += estimated_kernels(trace)
         if quality not in ("data", "graph"):
             findings.append(_no_data(quality))
     else:
         truth = trace.ground_truth
         if provenance.estimated:
-            text = f"no GPU has run this step: its kernels are estimated from {provenance.estimated}"
-            findings.append(Finding("estimated", text, "capture it on its GPU for a reliable verdict"))
+            findings += estimated_kernels(trace)
         elif truth is None:
             findings.append(
                 Finding("no-ground-truth", "the step was not timed without a profiler", "capture it again on its GPU")

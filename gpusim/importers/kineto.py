@@ -304,6 +304,7 @@ def _facts(profile: Profile, rest: dict[str, Any]) -> None:
     other = rest.get("otherData")
     if isinstance(other, dict) and other.get("producer") == "gpusim":
         profile.writer = "gpusim"
+        profile.read_origin(other)
         with suppress(msgspec.ValidationError):
             profile.ground_truth = convert(other.get(GROUND_TRUTH), GroundTruth | None)
     else:

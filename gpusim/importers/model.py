@@ -5,7 +5,7 @@ Times are integer nanoseconds on the file's own clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -13,6 +13,7 @@ from typing import Final, Literal
 from gpusim.errors import TraceError
 from gpusim.formats.trace import Counters, EdgeKind, GroundTruth, Phase, Quality, TaskKind
 from gpusim.io.file_limits import MAX_INTEGER
+from gpusim.text import shortened
 
 Format = Literal[
     "kineto", "nsys-sqlite", "ncu-csv", "execution-trace", "chakra-et", "chakra-json", "cuda-graph", "gpusim-trace"
@@ -29,6 +30,10 @@ FORMAT_NAMES: dict[Format, str] = {
     "cuda-graph": "a dump of a CUDA graph",
     "gpusim-trace": "a trace of gpusim",
 }
+
+
+#: Keys in gpusim's own exports: whether the times are predicted, and what the kernels are estimated from.
+SIMULATED, ESTIMATED = "simulated", "estimated"
 
 
 class ImportFileError(TraceError):
@@ -195,6 +200,16 @@ class Profile:
     """Names of all operators in order of begin, indexed by `Activity.op_call`."""
     ground_truth: GroundTruth | None = None
     """Times of the step without a profiler, where the file has them."""
+    simulated: bool = False
+    """Whether gpusim wrote the file from a simulation."""
+    estimated: str = ""
+    """What its kernels are estimated from, if no GPU has run them."""
+
+    def read_origin(self, values: Mapping[str, object]) -> None:
+        """Take the origin of the times from the values of gpusim's own export."""
+        self.simulated = values.get(SIMULATED) is True
+        basis = values.get(ESTIMATED)
+        self.estimated = shortened(basis, MAX_NAME) if isinstance(basis, str) else ""
 
     def note(self, code: str, text: str, action: str = "") -> None:
         """Add a finding."""

@@ -99,6 +99,7 @@ def make_trace(
             command=origin.command,
             gpusim=code_version(),
             counters="Nsight Compute" if any(record.counters is not None for record in activities) else "",
+            estimated=profile.estimated,
             imported_from=source,
         ),
         model=Model(
@@ -115,7 +116,7 @@ def make_trace(
         ops=tuple(ops),
         ground_truth=profile.ground_truth,
     )
-    return trace, [*_notes(source, again, odd), *slowed_kernels(trace)]
+    return trace, [*_notes(source, again, odd), *slowed_kernels(trace), *estimated_kernels(trace)]
 
 
 def _shown(
@@ -143,6 +144,7 @@ def _shown(
         busy_ns=busy_ns,
         concurrent_ns=concurrent_ns,
         times_alone=all(activity.alone_ns is not None for activity in activities),
+        simulated=profile.simulated,
         resimulated_ns=again_ns,
         streams=len({activity.lane for activity in activities}),
     )
@@ -161,6 +163,15 @@ def _notes(source: ImportedFrom, again: Resimulation | None, odd: Sequence[int])
         reason = again.reason() or "its gaps vary too much"
         notes.append(Finding("resimulated", f"{text}: {reason}", _MORE_EDGES))
     return notes
+
+
+def estimated_kernels(trace: Trace) -> list[Finding]:
+    """Return the finding on a trace whose kernels no GPU has run; empty for another."""
+    basis = trace.provenance.estimated
+    if not basis:
+        return []
+    text = f"no GPU has run this step: its kernels are estimated from {basis}"
+    return [Finding("estimated", text, "capture it on its GPU for a reliable verdict")]
 
 
 def slowed_kernels(trace: Trace) -> list[Finding]:

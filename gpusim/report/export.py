@@ -19,6 +19,7 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Op, Trace
 from gpusim.importers.chakra import DURATION_NS, STREAM, TRUE_DATA
 from gpusim.importers.kineto import ALONE, GROUND_TRUTH
+from gpusim.importers.model import ESTIMATED, SIMULATED
 from gpusim.report.perfetto import PRODUCER, ns_to_trace_us, run_from_timeline
 from gpusim.trace.dependencies import dependencies, handles
 from gpusim.trace.element_sizes import DTYPE_BYTES
@@ -93,9 +94,19 @@ def kineto_document(
         "deviceProperties": [{"id": 0, "name": hardware.gpu, "numSms": hardware.limits.sms}],
         "distributedInfo": {"rank": 0, "world_size": 1},
         "displayTimeUnit": "ms",
-        "otherData": {"producer": PRODUCER, **({GROUND_TRUTH: trace.ground_truth} if measured else {})},
+        "otherData": {
+            "producer": PRODUCER,
+            **_origin(trace),
+            **({GROUND_TRUTH: trace.ground_truth} if measured else {}),
+        },
         "traceEvents": events,
     }
+
+
+def _origin(trace: Trace) -> dict[str, bool | str]:
+    """Return where the times come from: a simulation, and kernels that no GPU has run, if so."""
+    estimated = trace.provenance.estimated
+    return {SIMULATED: True, **({ESTIMATED: estimated} if estimated else {})}
 
 
 def _recorded_shapes(trace: Trace, op: Op) -> dict[str, list[Any]]:
@@ -179,6 +190,10 @@ def chakra_bytes(timeline: Timeline, trace: Trace) -> bytes:
             _field(1, 2, b"0.0.4")
             + _field(2, 2, _attribute("schema", 29, ET_SCHEMA))
             + _field(2, 2, _attribute(TRUE_DATA, 27, True))
+            + b"".join(
+                _field(2, 2, _attribute(key, 27 if value is True else 29, value))
+                for key, value in _origin(trace).items()
+            )
         )
     ]
     for index in sorted(range(len(tasks)), key=lambda number: timeline.start_ns[number]):

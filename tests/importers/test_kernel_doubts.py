@@ -1,4 +1,4 @@
-"""Doubts about imported kernels: the import says that they took longer than alone, and the verdict allows for it."""
+"""Doubts about imported kernels: slowed ones, ones without sizes, and estimated ones; the verdict allows for them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gpusim.formats.trace import Trace
 from gpusim.importers import examine, import_files
 from gpusim.importers.build import Imported
 from gpusim.report.advice import headline
+from gpusim.report.doctor_text import imported_lines
 from gpusim.report.summary import summarize
 from gpusim.search.explored import Explored
 from gpusim.search.verdict import UNKNOWN_WAY
@@ -31,10 +32,12 @@ def wide() -> Trace:
     return wide_trace(depth=4)
 
 
-def exported(folder: Path, kinds: tuple[str, ...], policy: str = POLICY, *, alone: bool = True) -> list[str]:
+def exported(
+    folder: Path, kinds: tuple[str, ...], policy: str = POLICY, *, alone: bool = True, trace: Trace | None = None
+) -> list[str]:
     """Write a timeline of the wide step; without `alone`, as a profiler that knows no times alone writes it."""
     paths = {kind: folder / f"{kind}.json" for kind in kinds}
-    simulated = gpusim.simulate(gpusim.load(wide()), policy, streams=STREAMS)
+    simulated = gpusim.simulate(gpusim.load(trace or wide()), policy, streams=STREAMS)
     export(simulated, paths)
     if not alone:
         paths["kineto"].write_text(paths["kineto"].read_text().replace("alone (us)", "other (us)"))
@@ -98,6 +101,34 @@ def test_verdict_on_kernels_without_launch_sizes_is_unknown_and_says_why(tmp_pat
     assert verdict.unknown
     assert verdict.low < 1 < verdict.speedup
     assert "The launch sizes of 100% of its kernel time are unknown" in verdict.text
+
+
+@pytest.mark.parametrize("kinds", [("kineto", "execution_trace"), ("chakra",)])
+def test_export_of_estimated_kernels_is_imported_as_an_estimate(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    provenance = msgspec.structs.replace(wide().provenance, estimated="tensor sizes")
+    files = exported(tmp_path, kinds, trace=msgspec.structs.replace(wide(), provenance=provenance))
+    imported = import_files(files, gpu=GPU)
+    assert imported.trace.provenance.estimated == "tensor sizes"
+    assert "estimated" in codes(imported)
+    assert "The kernels are estimated" in explored(imported.trace).verdict.text
+    write_trace(imported.trace, tmp_path / "t.json")
+    assert "estimated" in [finding.code for finding in examine([str(tmp_path / "t.json")]).findings]
+    assert "estimated" not in codes(import_files(exported(tmp_path, kinds), gpu=GPU))
+
+
+@pytest.mark.parametrize("kinds", [("kineto",), ("chakra",)])
+def test_step_of_gpusims_own_export_is_said_to_be_predicted_and_another_observed(
+    kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    files = exported(tmp_path, kinds)
+    ours = "\n".join(imported_lines(import_files(files)))
+    assert "  as predicted by gpusim " in ours
+    assert "as observed" not in ours
+    path = Path(files[0])
+    path.write_bytes(path.read_bytes().replace(b"simulated", b"profilers"))
+    others = "\n".join(imported_lines(import_files(files)))
+    assert "  as observed   " in others
+    assert "gpusim" not in others
 
 
 def test_doubts_are_only_of_imported_traces_and_stay_in_a_written_one(tmp_path: Path) -> None:
