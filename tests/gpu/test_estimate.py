@@ -18,7 +18,7 @@ from gpusim.formats.hardware import load_hardware
 from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.estimate import capture_estimated
 from gpusim.gpu.capture.options import CaptureOptions
-from gpusim.gpu.replay.allowlist import check_operators
+from gpusim.gpu.replay.allowlist import check_operators, not_listed
 from gpusim.plan.estimated_kernels import CONSTANTS, SHAPES, work_of
 from gpusim.trace.store import load_trace
 
@@ -75,6 +75,22 @@ class Looking(Own):
 
 def looking(batch):
     return Looking(), torch.randn(batch, 3, 12, 12)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.recurrent = layer
+
+    def forward(self, x):
+        return self.recurrent(x)[0]
+
+
+def recurrent(kind):
+    return lambda batch: (Recurrent(kind(8, 16)), torch.randn(5, batch, 8))
+
+
+lstm, gru, rnn = recurrent(nn.LSTM), recurrent(nn.GRU), recurrent(nn.RNN)
 
 
 def sparse(batch):
@@ -226,3 +242,14 @@ def test_families_of_a_training_step() -> None:
     families = {work_of(trace, op).family for op in trace.ops if op.writes}
     assert {"convolution", "convolution, input gradient", "convolution, weight gradient"} <= families
     assert {"batch norm", "batch norm, backward", "pooling", "pooling, backward", "lists", "elementwise"} <= families
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
+def test_recurrent_layer_is_refused_as_by_a_capture_since_no_gpu_runs_its_decomposition(
+    name: str, mode: str, own: Path
+) -> None:
+    with pytest.raises(CaptureError) as caught:
+        estimated(f"{own}:{name}", mode)
+    line = OWN_MODEL.splitlines().index("        return self.recurrent(x)[0]") + 1
+    assert str(caught.value) == f"{own}:{line}: {not_listed('aten._cudnn_rnn.default')}"

@@ -20,6 +20,8 @@ from gpusim.gpu.capture.joint_graph import joint_graph
 from gpusim.gpu.capture.options import CaptureOptions
 from gpusim.gpu.capture.rebuild import bare_trace
 from gpusim.gpu.capture.record import record
+from gpusim.gpu.capture.users_errors import line_of
+from gpusim.gpu.replay.allowlist import not_listed
 from gpusim.plan.estimated_kernels import BASIS, with_estimated_kernels
 from gpusim.trace.check import check_trace
 
@@ -56,14 +58,25 @@ def _refusing() -> Iterator[None]:
     """Turn torch's errors about meta tensors into one line."""
     try:
         yield
+    except _NotListedError as cause:
+        place = line_of(cause)
+        raise CaptureError(f"{place}: {cause}" if place else str(cause)) from cause
     except NotImplementedError as cause:
         problem = str(cause).partition("\n")[0]
         raise CaptureError(f"the step cannot be estimated: {problem}; capture it on its GPU") from cause
 
 
+class _NotListedError(CaptureError):
+    """An operator that a capture on the GPU refuses, where another device decomposes it."""
+
+
+def _cudnn_rnn(*args: object, **kwargs: object) -> torch.Tensor:
+    raise _NotListedError(not_listed("aten._cudnn_rnn.default"))
+
+
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Route attention and dropout to the fused operators of a GPU, where other devices get a decomposition.
+    """Route attention, dropout and recurrent layers to the operators of a GPU, where other devices get a decomposition.
 
     A mode does not see calls from within torch's own functions, such as attention in `nn.MultiheadAttention`; for those
     the names are replaced.
@@ -74,6 +87,7 @@ def as_on_a_gpu() -> Iterator[None]:
         attention: _attention,
         dropout: _dropout,
         torch.dropout: lambda input, p, train: _dropout(input, p, train),
+        **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _cudnn_rnn),
     }
     try:
         functional.scaled_dot_product_attention, functional.dropout = _attention, _dropout

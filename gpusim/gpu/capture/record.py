@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError
 from gpusim.formats.trace import Op, Role, Source, Storage, Tensor, TensorInit
 from gpusim.gpu.capture.calls import Call, JointGraph, State, Value, shape_from_data
-from gpusim.gpu.replay.allowlist import allowed_operators
+from gpusim.gpu.replay.allowlist import allowed_operators, not_listed
 from gpusim.gpu.replay.encode import encode
 from gpusim.gpu.replay.operators import is_random, written_arguments
 from gpusim.gpu.replay.tensors import copy_sharing, equal_elements, flat_results
@@ -101,7 +101,7 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
             and isinstance(call.function, torch._ops.OpOverload)
             and str(call.function) not in allowed_operators()
         ):
-            raise CaptureError(f"{call.at}operator '{call.function}' is not on the allow-list of replay")
+            raise CaptureError(f"{call.at}{not_listed(str(call.function))}")
     recorder = _Recorder(next((state.tensor.device for state in graph.inputs.values()), torch.device("cuda")))
     env: dict[str, Any] = {}
     states: dict[int, torch.Tensor] = {}

@@ -38,13 +38,14 @@ def users_code(doing: str = "", file: Path | None = None) -> Iterator[None]:
         innermost = traceback.extract_tb(cause.__traceback__)[-1].filename
         if innermost.startswith(GPUSIM) and not isinstance(cause, _OF_CALLS):
             raise
-        place = _line_of(cause) or (str(file) if file else "")
+        place = line_of(cause) or (str(file) if file else "")
         message = next((line for line in str(cause).splitlines() if line.strip()), "")
         parts = (place, doing, type(cause).__name__, message)
         raise CaptureError(": ".join(part for part in parts if part)) from cause
 
 
-def _line_of(cause: BaseException) -> str:
+def line_of(cause: BaseException) -> str:
+    """Return the innermost line of the user's that led to an error, as `file:line`; empty if there is none."""
     if isinstance(cause, SyntaxError) and cause.filename and cause.lineno:
         return f"{cause.filename}:{cause.lineno}"
     files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]

@@ -71,6 +71,11 @@ def allowed_operators() -> frozenset[str]:
     return frozenset(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
 
 
+def not_listed(target: str) -> str:
+    """Return the reason to refuse an operator that is not on the list."""
+    return f"operator '{target}' is not on the allow-list of replay"
+
+
 def base_name(target: str) -> str:
     """`aten.convolution.default` -> `aten.convolution`."""
     return target.rpartition(".")[0]
@@ -88,9 +93,7 @@ def check_operators(trace: Trace, file: str) -> None:
         return  # code runs only where trusted (`gpusim.trace.trust`), so there is nothing left to guard
     for index, op in enumerate(trace.ops):
         if op.target not in allowed_operators():
-            raise OperatorError(
-                f"{file}: $.ops[{index}].target: operator '{op.target}' is not on the allow-list of replay"
-            )
+            raise OperatorError(f"{file}: $.ops[{index}].target: {not_listed(op.target)}")
         where, problem = _problem_with_arguments(op)
         if problem:
             raise OperatorError(f"{file}: $.ops[{index}].{where}: operator '{op.target}' is refused: {problem}")

@@ -11,7 +11,7 @@ import torch
 from gpusim.errors import OperatorError
 from gpusim.formats.arguments import tensor_refs
 from gpusim.formats.trace import Op, Trace
-from gpusim.gpu.replay.allowlist import allowed_operators, base_name
+from gpusim.gpu.replay.allowlist import allowed_operators, base_name, not_listed
 from gpusim.gpu.replay.saved_facts import UNDECLARED_WRITES
 
 
@@ -23,7 +23,7 @@ def resolve(target: str, own: bool = False) -> torch._ops.OpOverload:
     in this torch.
     """
     if not own and target not in allowed_operators():
-        raise OperatorError(f"operator '{target}' is not on the allow-list of replay")
+        raise OperatorError(not_listed(target))
     namespace, name, overload = target.split(".")
     if namespace == "torchvision":
         try:
