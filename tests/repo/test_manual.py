@@ -93,8 +93,8 @@ def test_rules_page_has_every_constant_of_launches_and_contention() -> None:
 
 #: A command and the part of its output on the command's page.
 EXAMPLE = re.compile(r"```sh\n(gpusim [^\n]*)\n```\n\n```\n(.*?)\n```", re.DOTALL)
-#: Commands whose output has no measured seconds, and which take no results file.
-REPEATABLE = ("explain", "explore", "hardware", "limits", "policies", "simulate", "traces", "whatif")
+#: Commands whose output has no measured seconds, and which take files of this repository alone.
+REPEATABLE = ("explain", "explore", "hardware", "limits", "policies", "simulate", "traces", "validate", "whatif")
 
 
 def plain(text: str) -> str:
@@ -102,14 +102,27 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"[^\x00-\x7f]", " ", text).split())
 
 
-@pytest.mark.parametrize("name", REPEATABLE)
-def test_example_of_a_command_page_is_what_the_command_prints(name: str) -> None:
+def lines_not_printed(name: str) -> list[str]:
+    """Run the example of a command's page, and return the lines on the page that it does not print."""
     page = (ROOT / "docs" / "commands" / f"{name}.md").read_text(encoding="utf-8")
     ((command, shown),) = EXAMPLE.findall(page)
     result = CliRunner().invoke(cli, shlex.split(command)[1:], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     printed = plain(result.output)
-    assert [line for line in shown.splitlines() if plain(line) not in printed] == []
+    return [line for line in shown.splitlines() if plain(line) not in printed]
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_example_of_a_command_page_is_what_the_command_prints(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lines_not_printed(name) == []
+
+
+def test_examples_of_export_and_import_are_what_the_two_print_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [lines_not_printed(name) for name in ("export", "import")] == [[], []]
 
 
 def test_verdict_that_the_pages_explain_is_the_readmes() -> None:
