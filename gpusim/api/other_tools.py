@@ -87,8 +87,8 @@ def export(simulated: Simulated, outputs: Mapping[str, Path], file: str = "") ->
     `outputs` has the files by kind: `kineto`, the timeline in the format of torch.profiler; `execution_trace`, ops and
     tensors in the format of PyTorch; `chakra`, kernels with data dependencies (`.et`); `table`, each op with stream and
     waits (`.csv`, `.md`); `python`, code with `torch.cuda.Stream` (`.py`). Names in `.gz` are compressed. `file` is the
-    trace's, for messages. Raises `OptionError` for another kind or suffix, `OperatorError` for an operator that replay
-    would refuse, and `OutputError`.
+    trace's, for messages. Raises `OptionError` for another kind or suffix and for code of an estimated step,
+    `OperatorError` for an operator that replay would refuse, and `OutputError`.
     """
     makers = _makers(file)
     for kind, path in outputs.items():
@@ -118,6 +118,13 @@ def _makers(file: str) -> dict[str, Callable[[Simulated, Path], bytes]]:
             exported.kineto_document(simulated.recorded, simulated.ran.trace, title, hardware, anew=anew)
         )
 
+    def python(simulated: Simulated, path: Path) -> bytes:
+        trace = simulated.graph.trace
+        if trace.provenance.estimated and trace.provenance.imported_from is None:
+            problem = f"{file or trace.name} is estimated, without the values that its tensors begin with"
+            raise OptionError(f"{problem}; capture the step on its GPU", argument="python", value=str(path))
+        return schedule_python(simulated, file).encode()
+
     return {
         "kineto": kineto,
         "execution_trace": lambda simulated, _: msgspec.json.encode(
@@ -127,5 +134,5 @@ def _makers(file: str) -> dict[str, Callable[[Simulated, Path], bytes]]:
         "table": lambda simulated, path: (
             schedule_csv(simulated) if path.suffix == ".csv" else schedule_markdown(simulated)
         ).encode(),
-        "python": lambda simulated, _: schedule_python(simulated, file).encode(),
+        "python": python,
     }

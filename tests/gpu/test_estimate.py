@@ -196,6 +196,15 @@ def test_replay_refuses_it(own: Path) -> None:
         check_operators(estimated(f"{own}:make"), "own.json")
 
 
+def test_code_of_it_is_refused_by_the_option_and_its_file(own: Path, tmp_path: Path, run: Run) -> None:
+    trace, code_file = tmp_path / "own.json.gz", tmp_path / "s.py"
+    gpusim.load(estimated(f"{own}:make", "infer")).save(trace)
+    code, _, err = run("export", trace, "--python", code_file, "--policy", "sequential")
+    assert code == 2
+    assert f"gpusim: --python {code_file}: {trace} is estimated, without the values" in err.splitlines()[-1]
+    assert not code_file.exists()
+
+
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_step_that_looks_at_elements_is_refused_with_its_line(mode: str, own: Path) -> None:
     """In training the forward runs once before recording, and fails there: a tensor has no elements to look at."""
