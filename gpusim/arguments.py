@@ -57,6 +57,12 @@ def text(argument: str, value: object, problem: str) -> str:
     return value
 
 
+def instance(argument: str, value: object, kind: type, problem: str) -> None:
+    """Raise `OptionError` with the value's type unless it is of `kind`."""
+    if not isinstance(value, kind):
+        raise OptionError(problem, argument=argument, value=type(value).__name__)
+
+
 def file_path(argument: str, value: object) -> Path:
     """Return `value` as a path. Raises `OptionError` if it is no path, or has a NUL character."""
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):

@@ -22,7 +22,7 @@ from gpusim.api.resolve import (
     resolve_plan,
     resolve_schedule,
 )
-from gpusim.arguments import check_budget, file_path, memory_bytes, text, whole
+from gpusim.arguments import check_budget, file_path, instance, memory_bytes, text, whole
 from gpusim.defaults import (
     BATCH_NORMS,
     DEFAULT_BATCH_NORM,
@@ -323,17 +323,24 @@ def parallel(
 
 
 def write_parallel_plan(plans: Parallel, path: str | Path, name: str = "layer") -> None:
-    """Write one of the plans of `parallel` as a file (`.json`, `.json.gz`). Raises `OutputError`."""
+    """Write one of the plans of `parallel` as a file (`.json`, `.json.gz`). Raises `OutputError`, `OptionError`."""
     from gpusim.formats.parallel_plan import write_plan
+    from gpusim.layerwise.explore import Parallel
 
+    instance("plans", plans, Parallel, "give what gpusim.parallel returns")
     write_plan(file_path("path", path), plans.document(name))
 
 
 def write_perfetto(simulated: Simulated, path: str | Path) -> None:
-    """Write a simulated timeline as a file for ui.perfetto.dev (`.json`, `.json.gz`). Raises `OutputError`."""
+    """Write a simulated timeline as a file for ui.perfetto.dev (`.json`, `.json.gz`).
+
+    Raises `OutputError`, and `OptionError` for anything but a `Simulated`.
+    """
+    from gpusim.analysis.simulation import Simulated
     from gpusim.report.perfetto import run_from_timeline
     from gpusim.report.perfetto import write_perfetto as write
 
+    instance("simulated", simulated, Simulated, "give what gpusim.simulate returns")
     title = f"simulated: {simulated.policy}, {counted(simulated.streams, 'stream')}"
     write(
         file_path("path", path),

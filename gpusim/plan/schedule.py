@@ -91,6 +91,9 @@ class Schedule:
         dependencies, an unknown variant, or impossible partitions.
         """
         ops = graph.trace.ops
+        if len(self.order) == len(self.streams) != len(ops):
+            size = counted(len(self.order), "op")
+            raise ScheduleError(name, f"is of another trace, of {size}: '{graph.trace.name}' has {len(ops)}")
         if sorted(self.order) != list(range(len(ops))):
             raise ScheduleError(name, f"its order does not have each of the {len(ops)} ops once")
         if len(self.streams) != len(ops) or len(self.variants) not in (0, len(ops)):

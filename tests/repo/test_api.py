@@ -320,6 +320,26 @@ def test_argument_of_another_type_to_explore_is_one_line(step: gpusim.Step, argu
         gpusim.explore(step, **({"evaluations": 5} | arguments))
 
 
+def test_what_is_no_result_of_its_function_is_not_written_and_said_in_one_line(
+    step: gpusim.Step, tmp_path: Path
+) -> None:
+    best = gpusim.explore(step, evaluations=5)
+    path = tmp_path / "x.json"
+    with pytest.raises(OptionError, match=r"^simulated=Explored: give what gpusim\.simulate returns$"):
+        gpusim.write_perfetto(best, path)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"^plans=Explored: give what gpusim\.parallel returns$"):
+        gpusim.write_parallel_plan(best, path)  # type: ignore[arg-type]
+    assert not path.exists()
+
+
+def test_schedule_of_another_step_says_how_large_its_own_is(step: gpusim.Step) -> None:
+    other = gpusim.load(wide_trace(width=3))
+    schedule = gpusim.simulate(other, "sequential").schedule
+    ops = len(other.trace.ops), len(step.trace.ops)
+    with pytest.raises(ScheduleError, match=f"is of another trace, of {ops[0]} ops: '{step.name}' has {ops[1]}"):
+        gpusim.simulate(step, schedule)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"sms": "66"}, {"sms": 66.5}, {"sms": True}, {"queues": []}, {"bandwidth": "2"}, {"ops": 5}, {"ops": {"a": "b"}}],
