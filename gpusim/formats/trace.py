@@ -30,6 +30,7 @@ _GridX = Annotated[int, Meta(ge=1, le=file_limits.MAX_GRID_X)]
 _GridYZ = Annotated[int, Meta(ge=1, le=file_limits.MAX_GRID_YZ)]
 _BlockSize = Annotated[int, Meta(ge=1, le=file_limits.MAX_BLOCK_THREADS)]
 _ClusterSize = Annotated[int, Meta(ge=1, le=file_limits.MAX_CLUSTER)]
+_Date = Annotated[str, Meta(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$(?!\n)")]
 Grid = tuple[_GridX, _GridYZ, _GridYZ]
 Block = tuple[_BlockSize, _BlockSize, _BlockSize]
 Cluster = tuple[_ClusterSize, _ClusterSize, _ClusterSize]
@@ -108,8 +109,8 @@ class Provenance(Document, frozen=True, kw_only=True):
 
     gpu: Gpu
     """GPU and software."""
-    date: str
-    """Date of the capture, `yyyy-mm-dd`."""
+    date: _Date
+    """Capture date, `yyyy-mm-dd`, or empty."""
     command: str
     """Command line that made the trace."""
     gpusim: str

@@ -251,6 +251,8 @@ WRONG: dict[str, tuple[Change, str, str]] = {
     "null for a number": (put("ops.0.kernels.0.dur_ns", None), "$.ops[0].kernels[0].dur_ns", "null"),
     "unknown field": (put("ops.0.surprise", 1), "$.ops[0]", "`surprise`"),
     "unknown word": (put("model.mode", "dream"), "$.model.mode", "dream"),
+    "date in words": (put("provenance.date", "25 November"), "$.provenance.date", "'25 November'"),
+    "date of two lines": (put("provenance.date", "2026-11-25\n"), "$.provenance.date", "2026-11-25"),
     "negative duration": (put("ops.3.kernels.1.dur_ns", -7), "$.ops[3].kernels[1].dur_ns", "-7"),
     "duration that is the text NaN": (put("ops.3.kernels.1.dur_ns", "NaN"), "$.ops[3].kernels[1].dur_ns", "'NaN'"),
     "grid of size zero": (put("ops.0.kernels.0.grid", [0, 1, 1]), "$.ops[0].kernels[0].grid[0]", "0"),
