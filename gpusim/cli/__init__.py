@@ -133,8 +133,7 @@ def main() -> None:
             tell(f"gpusim: {in_words_of_the_command_line(error)}", err=True)
             sys.exit(EXIT_USER_ERROR)
         except click.ClickException as error:
-            problem = usage_line(error.format_message(), sys.argv[1:])
-            click.UsageError(problem, getattr(error, "ctx", None)).show()
+            tell(f"gpusim: {usage_line(error.format_message(), sys.argv[1:])}", err=True)
             sys.exit(EXIT_USER_ERROR)
         except (click.Abort, KeyboardInterrupt):
             tell(INTERRUPTED, err=True)

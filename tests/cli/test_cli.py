@@ -334,7 +334,8 @@ def test_options_that_exclude_each_other(trace: Path, tmp_path: Path, run: Run) 
 def test_words_that_do_not_parse_exit_with_2_and_say_which(arguments: tuple[str, ...], run: Run) -> None:
     done = run(*arguments)
     assert (done.code, done.out) == (2, "")
-    assert done.err.splitlines()[-1].startswith("Error: ")
+    [line] = done.err.splitlines()
+    assert line.startswith("gpusim: ")
 
 
 # --- Output files ---

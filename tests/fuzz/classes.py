@@ -69,8 +69,7 @@ def classify(case: Case, answer: Answer) -> tuple[str, str]:
 
 def _refusal(case: Case, err: str) -> tuple[str, str]:
     lines = err.rstrip("\n").splitlines()
-    # click prints the usage before its own errors.
-    if not lines or not (lines[-1].startswith("gpusim: ") or any(line.startswith("Error: ") for line in lines)):
+    if not lines or not lines[-1].startswith("gpusim: "):
         return WRONG, f"exit code 2 without a line that says why: {err!r}"
     if len(err) > MAX_MESSAGE or _LONG_WORD.search(_without_files(err, case)):
         return TOO_LONG, f"{len(err)} characters: {err[:500]}"

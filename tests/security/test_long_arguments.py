@@ -30,7 +30,7 @@ LONG = {
     "emoji": "\U0001f600 " * 500,
 }
 #: A usage line, or an unknown name with all known names.
-LONGEST_LINE = max(USAGE_CHARACTERS + len("Error: "), VALUE_CHARACTERS + MOST_LISTED + 60)
+LONGEST_LINE = max(USAGE_CHARACTERS + len("gpusim: "), VALUE_CHARACTERS + MOST_LISTED + 60)
 #: Further arguments: without its trace, most commands would report that first.
 WORDS = {**COMMANDS, "app": (), "import": ("trace.json", "-o", "out.json"), "doctor": ("trace.json",), "policies": ()}
 
