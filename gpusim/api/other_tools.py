@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gpusim.api.resolve import AnyStep, Progress, ignore
+from gpusim.api.resolve import AnyStep, Progress, check_json_name, ignore
 from gpusim.errors import OptionError
 from gpusim.io.files import compress, write_bytes
 from gpusim.step import as_step
 from gpusim.text import short_value
-from gpusim.trace.store import TRACE_SUFFIXES, write_trace
+from gpusim.trace.store import write_trace
 
 if TYPE_CHECKING:
     from gpusim.analysis.as_imported import AsImported
@@ -41,8 +41,7 @@ def import_trace(
     """
     from gpusim.importers import import_files
 
-    if not output.name.endswith(TRACE_SUFFIXES):
-        raise OptionError(f"-o {short_value(output)}: a trace's name ends in {' or '.join(TRACE_SUFFIXES)}")
+    check_json_name(output, "trace")
     if os.path.exists(output) and any(os.path.exists(file) and os.path.samefile(output, file) for file in files):
         raise OptionError(f"-o {short_value(output)}: is one of the files to import")
     imported = import_files(

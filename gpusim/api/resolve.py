@@ -14,6 +14,7 @@ from gpusim.io.file_limits import MAX_INTEGER
 from gpusim.io.opening import names_a_file
 from gpusim.plan.schedule import check_streams as check_streams
 from gpusim.step import Step, as_step
+from gpusim.text import short_value
 from gpusim.trace.store import TRACE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ def launch_mode(launch: str) -> LaunchMode:
 def check_seed(seed: object) -> int:
     """Return the seed. Raises `OptionError` if it is out of range."""
     return whole("seed", seed, 0, MAX_INTEGER, f"a whole number between 0 and {MAX_INTEGER}")
+
+
+def check_json_name(path: Path, what: str) -> None:
+    """Raise `OptionError` unless the output file of `what`, such as a trace, is named as JSON, or is a device."""
+    is_device = path.exists() and not path.is_file()
+    if not path.name.endswith(TRACE_SUFFIXES) and not is_device:
+        raise OptionError(f"-o {short_value(path)}: a {what}'s name ends in {' or '.join(TRACE_SUFFIXES)}")
 
 
 def check_schedule_arguments(schedule: object, streams: object) -> int:

@@ -92,8 +92,11 @@ def capture(
     as_json: bool,
 ) -> None:
     """Capture one step of SPEC on this GPU: torchvision:NAME, timm:NAME or path/to/file.py:function."""
+    from gpusim.api.resolve import check_json_name
+
     target = check_output(output)
     assert target is not None
+    check_json_name(target, "trace")
     if hardware is not None and not estimate:
         problem = "a step is captured on this machine's GPU; only an estimated one is for another"
         raise OptionError(problem, argument="hw", value=hardware)

@@ -86,10 +86,13 @@ def explore(
     import gpusim
     from gpusim.api.gpu import check_gpu
     from gpusim.api.other_tools import searchable
+    from gpusim.api.resolve import check_json_name
     from gpusim.report.tables import explored_document, print_explored
     from gpusim.report.trial_table import print_trial, trial_document
 
     target = check_output(output)
+    if target is not None:
+        check_json_name(target, "schedule")
     step = load_step(trace, hardware)
     if measure is not None:
         check_gpu(step, trust_code)

@@ -169,3 +169,24 @@ def test_progress_without_a_best_time_claims_none(monkeypatch: pytest.MonkeyPatc
     with progress_bar(True) as report:
         report("search", 0.5, 3_170_000)
     assert "best 3.17 ms" in shown.getvalue()
+
+
+# --- Endings of outputs ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("explore", "missing.json"), "schedule"),
+        (("capture", "m.py:f", "--mode", "infer", "--batch", "1"), "trace"),
+        (("import", "missing.json"), "trace"),
+    ],
+)
+def test_output_of_another_ending_is_refused_before_the_work(
+    arguments: tuple[str, ...], what: str, tmp_path: Path, run: Run
+) -> None:
+    target = tmp_path / "x.txt"
+    code, _, said = run(*arguments, "-o", target)
+    assert code == 2
+    assert said == f"gpusim: -o {target}: a {what}'s name ends in .json or .json.gz\n"
+    assert not list(tmp_path.iterdir())
