@@ -96,7 +96,7 @@ def fair() -> list[str]:
     lines = [
         "Every policy and the search on the same kernels, up to four schedules of each tried; geometric means. *One",
         f"stream*, *streams*: gain over captured kernels on one stream, of {len(times['chosen'])} steps. *The four*:",
-        "best of Nimble, Opara, torchsched, IOS. No policy's schedule counts as the search's.",
+        "best of Nimble, Opara, torchsched, IOS. The search starts from policies' schedules; none counts as its own.",
         "",
         "|kernels|one stream|streams|search over the best policy: steps, mean (range)"
         "|over the four (steps with 1.05 or more)|",
@@ -164,7 +164,7 @@ def readme() -> str:
         [
             *lines,
             "",
-            "Networks that a constant was fitted on are left out. Of known ones, all policies, that is "
+            "Networks that a constant was fitted on are left out: of the known networks with all policies, "
             f"{fitted.schedules} schedules,",
             f"{100 * fitted.largest:.1f} % off at most.",
             "Each set was blind to the rules of its day, the last two to those of today, too.",

@@ -102,6 +102,11 @@ def test_every_cell_of_the_notebook_runs_and_shows_a_table_or_a_value(tmp_path: 
 # --- The quickstart ---
 
 
+def test_quickstart_says_how_many_steps_ship() -> None:
+    assert len(gpusim.list_traces()) == 18
+    assert "Eighteen steps ship with gpusim" in QUICKSTART
+
+
 def test_python_of_the_quickstart_runs(tmp_path: Path) -> None:
     done = run_python("\n".join(blocks("python", needs_gpu=False)), tmp_path)
     assert done.returncode == 0, done.stderr
