@@ -5,12 +5,14 @@
 A step, such as `validate/networks/recommendation.py:recommendation_small,train,48,tf32`, is optimized as by
 `validate/compile.toml`. Then come rounds of calls, of launches of its graph alone, and of calls whose graph does
 nothing, in turns, once before torch.compile's graph of the step is made and once after it. Of each round: us a call,
-the thread's CPU time a call, the core it ended on, switches to other threads, page faults, and the share of the
-host's time that other machines took (`steal`). Writes after each part. Run it in the repository's root.
+the thread's CPU time a call, the core it ended on, switches to other threads, page faults, Python's garbage
+collections by generation, and the share of the host's time that other machines took (`steal`). Writes after each part.
+Run it in the repository's root.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -47,11 +49,16 @@ def core() -> int:
     return int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[36])
 
 
+def collections() -> list[int]:
+    """Return the number of garbage collections so far, by generation."""
+    return [each["collections"] for each in gc.get_stats()]
+
+
 def one_round(call: Callable[[], object]) -> dict[str, Any]:
     """Return what is measured of calls in a row."""
     torch.cuda.synchronize()
     before, ticks, cpu_ns = resource.getrusage(resource.RUSAGE_THREAD), stolen(), time.thread_time_ns()
-    begin, count = time.perf_counter_ns(), 0
+    begin, count, collected = time.perf_counter_ns(), 0, collections()
     while time.perf_counter_ns() - begin < ROUND_S * 1e9:
         for _ in range(50):
             call()
@@ -67,6 +74,7 @@ def one_round(call: Callable[[], object]) -> dict[str, Any]:
         "core": core(),
         "switches": after.ru_nivcsw - before.ru_nivcsw,
         "waits": after.ru_nvcsw - before.ru_nvcsw,
+        "collections": [now - then for now, then in zip(collections(), collected, strict=True)],
         "faults": after.ru_minflt - before.ru_minflt,
         "steal": round((ticks_after[1] - ticks[1]) / max(1, ticks_after[0] - ticks[0]), 4),
     }
