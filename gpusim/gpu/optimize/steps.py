@@ -147,8 +147,11 @@ def casting(step: UserStep, cast: torch.dtype | None) -> UserStep:
     def within(phase: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def cast_phase(value: Any) -> Any:
             torch.clear_autocast_cache()  # a context around this one keeps it
-            with nullcontext() if cast is None else torch.autocast(step.device.type, dtype=cast):
-                return phase(value)
+            try:
+                with nullcontext() if cast is None else torch.autocast(step.device.type, dtype=cast):
+                    return phase(value)
+            finally:  # it would give the user's own code casts of the weights of a trial
+                torch.clear_autocast_cache()
 
         return cast_phase
 

@@ -139,6 +139,21 @@ def test_autocast_within_a_step_casts_weights_anew() -> None:
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.parametrize("behind", ["a first call", "an evaluation"])
+def test_optimizing_within_autocast_leaves_no_casts_of_the_weights_of_trials(behind: str) -> None:
+    """AdamW has no state yet, so the first call runs the user's own step."""
+    model, other = net(), net()
+    mine, theirs = (eager_step(each, torch.optim.AdamW(each.parameters(), lr=0.05)) for each in (model, other))
+    (x, y) = data = batches(1)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = fast(mine, data)
+        found = step(*data) if behind == "a first call" else F.cross_entropy(model(x), y)
+    assert isinstance(step, OptimizedStep)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = theirs(*data) if behind == "a first call" else F.cross_entropy(other(x), y)
+    assert torch.equal(found, wanted)
+
+
 def test_precision_of_products_that_changes_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net().eval()
     step, x = fast(model, batches(1)[0][0]), batches(1)[0][0]
