@@ -52,7 +52,7 @@ class Captured:
     gradients: dict[int, torch.Tensor]
     """Tensor id -> the parameter whose gradient it is, for gradients in memory of their own."""
     given: list[tuple[torch.Tensor, torch.Tensor]]
-    """Parameters whose gradient the step reads or adds to, with the memory of that gradient."""
+    """Parameters whose gradient the step reads, changes or returns, with the memory of that gradient."""
     presence: Presence
     modes_left: list[tuple[torch.nn.Module, Any]]
     """Modules that the step leaves in another mode, with that mode."""
@@ -153,7 +153,11 @@ def capture_bound(
     parameters = step.parameters()
     gradients: dict[int, torch.Tensor] = {}
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
+    touched = {recorded.tensors[t].storage for op in recorded.ops for t in (*op.reads, *op.writes)}
+    touched |= {recorded.tensors[index].storage for index in recorded.outputs}
     for name, index in zip(graph.gradient_names, recorded.gradients, strict=True):
+        if index in live and recorded.tensors[index].storage not in touched:
+            continue  # another step's, which may take it away
         if index in live:
             given.append((parameters[name], graph.live[recorded.named[index]]))
         else:
@@ -162,8 +166,8 @@ def capture_bound(
         if recorded.tensors[index].role == "gradient" and index not in recorded.gradients:
             owner = next(p for n, p in parameters.items() if f"grad.{n}" == recorded.tensors[index].name)
             given.append((owner, graph.live[name]))
-    needed = _read_first(recorded)
-    read = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage in needed}
+    added = _only_added_to(recorded)
+    may_lack = {id(graph.live[n]) for i, n in recorded.named.items() if recorded.tensors[i].storage in added}
     sets_modes = step.phases[0][0] is not None  # a model's step, not a function of the user's
     reads = Reads((*roots, *with_steps(step.optimizers), *Hooks(step).functions()), modules, sets_modes)
     of_optimizers = [p for p in parameters.values() if id(p) in used]
@@ -173,7 +177,7 @@ def capture_bound(
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
         absent=[p for p in parameters.values() if may_use and p.grad is None and id(p) not in left],
-        present=[p for p, gradient in given if id(gradient) in read],
+        present=[p for p, gradient in given if id(gradient) not in may_lack],
         cleared=[p for p in parameters.values() if p.grad is not None and id(p) not in left],
     )
     return Captured(
@@ -197,15 +201,19 @@ def capture_bound(
     )
 
 
-def _read_first(recorded: Recorded) -> set[int]:
-    """Return the storages whose elements are read before they are zeroed, and before a backward adds to them."""
+def _only_added_to(recorded: Recorded) -> set[int]:
+    """Return the storages to which a backward adds, and whose elements nothing reads before that or before they are
+    zeroed: zeros do as well as none.
+    """
     first: dict[int, bool] = {}
+    added: set[int] = set()
     for op in recorded.ops:
         reads, writes = ({recorded.tensors[index].storage for index in each} for each in (op.reads, op.writes))
+        zeroes = op.target in _ZEROING
+        added |= writes if op.phase == "backward" and not zeroes else set()
         for storage in reads | writes:
-            adds = op.phase == "backward" and storage in writes
-            first.setdefault(storage, storage in reads and not adds and op.target not in _ZEROING)
-    return {storage for storage, is_read in first.items() if is_read}
+            first.setdefault(storage, storage in reads and storage not in added and not zeroes)
+    return {storage for storage in added if not first[storage]}
 
 
 def _modes(modules: Sequence[torch.nn.Module]) -> list[tuple[torch.nn.Module, Any]]:

@@ -169,7 +169,7 @@ class Presence:
     absent: Sequence[torch.Tensor]
     """Without a gradient before and after: the step would clear one, or use it."""
     present: Sequence[torch.Tensor]
-    """With one that the step reads and does not change."""
+    """With one to which no backward of the step adds, or that it reads before."""
     cleared: Sequence[torch.Tensor]
     """With one that the step removes."""
 

@@ -106,6 +106,73 @@ def test_parameters_thawed_are_trained_by_a_step_that_leaves_no_gradients(by_han
         same_states(model.state_dict(), other.state_dict())
 
 
+class Heads(nn.Module):
+    """Two heads, of which a step uses the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.other, self.head = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.trunk(x).tanh())
+
+
+def for_one_head(model: Heads, clear: str) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if clear != "by the user":
+            model.zero_grad(set_to_none=clear == "to None")
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("present", [True, False])
+@pytest.mark.parametrize("clear", ["by the user", "to None", "to zeros"])
+def test_the_gradient_of_a_head_that_a_step_does_not_use_is_as_eager_leaves_it(clear: str, present: bool) -> None:
+    """A gradient of zeros in place of none would make an optimizer with momentum or decay move that head."""
+    torch.manual_seed(0)
+    model = Heads()
+    other = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, other)]
+    for each in (model, other):
+        if present:
+            each.other(X @ torch.ones(6, 8)).sum().backward()
+    mine, theirs = fast(for_one_head(model, clear), batches(1)[0]), for_one_head(other, clear)
+    assert isinstance(mine, OptimizedStep)
+    for number, (x, y) in enumerate(batches(5)):
+        if number == 3:
+            for each in (model, other):
+                each.other(X @ torch.ones(6, 8)).sum().backward()
+        close(mine(x, y), theirs(x, y))
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            assert (one.grad is None) == (two.grad is None)
+            assert two.grad is None or torch.allclose(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+        for optimizer in optimizers:
+            optimizer.step()
+            if number % 2:
+                optimizer.zero_grad()
+    same_states(model.state_dict(), other.state_dict())
+
+
+def test_a_gradient_that_a_step_only_returns_is_that_of_the_call() -> None:
+    model = Heads()
+    model.other.weight.grad = torch.ones_like(model.other.weight)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        with torch.no_grad():
+            return model(x), model.other.weight.grad
+
+    mine = fast(step, X)
+    assert isinstance(mine, OptimizedStep)
+    for gradient in (model.other.weight.grad, torch.full_like(model.other.weight, 2.0), None):
+        model.other.weight.grad = gradient
+        found = mine(X)[1]
+        assert (found is None) == (gradient is None)
+        assert gradient is None or torch.equal(found, gradient)
+
+
 def test_gradients_from_before_a_cast_by_hand_leave_the_step_to_the_user() -> None:
     """Eager clears them first."""
     model, (data, *others) = net(), batches(3)
