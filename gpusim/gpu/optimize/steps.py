@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
@@ -183,9 +184,13 @@ _SETTINGS: Final = (
 )
 
 
+#: Asks for the innermost hooks on saved tensors; torch before 2.8 cannot tell.
+_hooks_on_saved: Final = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
 def settings() -> tuple[Any, ...]:
-    """Return torch's settings of now that a captured step depends on. Raises `CaptureError` where Python code of the
-    user's listens to torch's calls, of which a captured step makes none.
+    """Return torch's settings of now that a captured step depends on. Raises `CaptureError` where something listens to
+    torch's calls, or changes what they do: a captured step makes none.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise CaptureError("a transformation of torch.func is on, which does not reach into a captured step")
@@ -193,6 +198,12 @@ def settings() -> tuple[Any, ...]:
         raise CaptureError("forward-mode differentiation is on, which does not reach into a captured step")
     if torch._C._len_torch_dispatch_stack():
         raise CaptureError("a TorchDispatchMode is on, which would see nothing of a captured step")
+    if _hooks_on_saved(True) is not None:
+        raise CaptureError("hooks on saved tensors are on, which would see nothing of a captured step")
+    if torch.is_anomaly_enabled():
+        raise CaptureError("anomaly detection is on, which would see nothing of a captured step")
+    if parametrize._cache_enabled:
+        raise CaptureError("the cache of torch.nn.utils.parametrize is on, which does not reach into a captured step")
     devices = []
     for number in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(number)

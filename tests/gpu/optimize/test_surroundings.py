@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpusim.gpu.optimize import dynamo, front
 from gpusim.gpu.optimize.callable import OptimizedStep
@@ -189,58 +186,6 @@ def test_other_settings_of_torchs_have_a_step_of_their_own(kind: str) -> None:
         close(found, wanted)
         assert found.dtype == wanted.dtype
     assert made == [1]
-
-
-class Counting(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **kwargs or {})
-
-
-class CountingFunctions(TorchFunctionMode):
-    count = 0
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **kwargs or {})
-
-
-@pytest.mark.parametrize("mode", [Counting, CountingFunctions])
-def test_what_listens_to_torchs_calls_hears_those_of_the_users_own_step(mode: Any) -> None:
-    model, x = net().eval(), batches(1)[0][0]
-    step = fast(model, x)
-    with mode() as mine, pytest.warns(UserWarning, match="Mode is on"):
-        step(x)
-    with mode() as theirs:
-        model(x)
-    assert mine.count >= theirs.count > 5
-
-
-TRANSFORMED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
-    "vmap": lambda step, x: torch.func.vmap(step)(x[None]),
-    "jvp": lambda step, x: torch.func.jvp(step, (x,), (x,))[1],
-    "jacfwd": lambda step, x: torch.func.jacfwd(step)(x),
-}
-
-
-@pytest.mark.parametrize("kind", TRANSFORMED)
-def test_transformations_of_torch_func_reach_into_the_users_own_step(kind: str) -> None:
-    model, x = net().eval(), batches(1)[0][0]
-    step, transformed = fast(model, x), TRANSFORMED[kind]
-    with pytest.warns(UserWarning, match=r"a transformation of torch\.func is on"):
-        close(transformed(step, x), transformed(model, x))
-
-
-def test_tangents_of_forward_mode_go_through_the_users_own_step() -> None:
-    model, x = net().eval(), batches(1)[0][0]
-    step = fast(model, x)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.warns(UserWarning, match="forward-mode differentiation is on"):
-            found = step(dual)
-        close(forward_ad.unpack_dual(found).tangent, forward_ad.unpack_dual(model(dual)).tangent)
 
 
 def test_torchs_newer_settings_of_tf32_leave_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
