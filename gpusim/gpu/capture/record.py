@@ -24,6 +24,8 @@ from gpusim.gpu.replay.tensors import copy_sharing, equal_elements, flat_results
 
 #: Operators that return a view although their schema does not declare one.
 UNDECLARED_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias")
+#: Operators that fail on the GPU where an element is not true.
+_ASSERTIONS = ("aten::_assert_async", "aten::_functional_assert_async")
 #: Largest constant or integer tensor, in elements, that is kept element by element.
 MAX_KEPT_VALUES = 4096
 
@@ -92,9 +94,13 @@ class _Recorder:
 def record(graph: JointGraph, own: bool = False) -> Recorded:
     """Run the calls in order and record them. Raises `CaptureError` for an undeclared in-place change.
 
-    `own` is for steps that only this process runs; their operators need not be on the allow-list.
+    `own` is for steps that only this process runs; their operators need not be on the allow-list, but they draw as many
+    random numbers as eager, and none asserts anything of elements: an op without results waits for none.
     """
-    calls = live_calls(graph)
+    calls = live_calls(graph, own)
+    asserts = next((call for call in graph.calls if own and call.function._schema.name in _ASSERTIONS), None)
+    if asserts is not None:
+        raise CaptureError(f"{asserts.at}the step asserts something of a tensor, which a captured step would not")
     for call in calls:
         if (
             not own
@@ -153,10 +159,11 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
     )
 
 
-def live_calls(graph: JointGraph) -> list[Call]:
+def live_calls(graph: JointGraph, draws: bool = False) -> list[Call]:
     """Return the live calls: their results are used, or they change memory that is used later or outlives the step.
 
-    Memory is followed through views: writing to a slice of a tensor counts as writing to the tensor.
+    With `draws` also those that draw random numbers, so that later draws are eager's. Memory is followed through views:
+    writing to a slice of a tensor counts as writing to the tensor.
     """
     group = _alias_groups(graph)
     needed = {value.node for value in (*graph.outputs, *graph.gradients)} | set(graph.inputs)
@@ -166,7 +173,7 @@ def live_calls(graph: JointGraph) -> list[Call]:
         changed = any(
             a.alias_info is not None and a.alias_info.is_write for a in call.function._schema.arguments
         ) and any(group(name) in needed_groups for name in _arguments(call))
-        if call.name in needed or changed:
+        if call.name in needed or changed or (draws and is_random(call.function)):
             kept.append(call)
             needed |= _arguments(call)
             needed_groups |= {group(name) for name in _arguments(call)}

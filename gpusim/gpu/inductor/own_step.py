@@ -41,7 +41,12 @@ def own_step(
     in the same order; of the tensors from before the step, `initial` has Inductor's constants only. Raises
     `CaptureError` where Inductor, or gpusim, cannot compile it.
     """
-    first, rest = split(live_calls(graph))
+    calls = live_calls(graph)
+    if len(live_calls(graph, draws=True)) > len(calls):
+        raise CaptureError(
+            "the step draws random numbers in vain, which Inductor would leave out; use the front end 'aten'"
+        )
+    first, rest = split(calls)
     handed_on = _handed_on(graph, recorded, first, rest)
     part = replace(graph, calls=tuple(first), outputs=tuple(handed_on.values()), gradients=(), returned=())
     try:
