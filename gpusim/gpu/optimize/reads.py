@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from gpusim.gpu.optimize.unchanged import MISSING, Absent, Contents, Functions, Items, KeyedValues, Natures, all_same
-from gpusim.gpu.reach.names import cells, globals_of, is_torchs, options_of
+from gpusim.gpu.reach.names import cells, globals_of, imports_of, is_torchs, options_of
 from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, has_attributes, is_a
 from gpusim.gpu.reach.search import MOST_BYTES, MOST_PARTS, PLAIN, Reach, joined
 
@@ -207,6 +208,7 @@ class Reads:
         if type(value) is types.FunctionType:
             self._others += [(key, partial(contents_of, cell)) for key, cell in cells(value)]
             self._add(value.__globals__, globals_of(value.__code__), "")
+            self._add(sys.modules, sys.modules.keys() & imports_of(value), "")
             if value.__kwdefaults__:
                 self._whole.append((name, value.__kwdefaults__))
         elif is_a(value, functools.partial):

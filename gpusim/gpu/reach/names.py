@@ -158,6 +158,32 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
     return frozenset(loaded).union(*inner)
 
 
+def imports_of(function: types.FunctionType) -> list[str]:
+    """Return the names of Python modules that a function's own code imports, functions within it included."""
+    package: Any = dict.get(function.__globals__, "__package__")
+    names: dict[str, None] = {}
+    for level, name in _imports_of(function.__code__):
+        if level and is_a(package, str):
+            base = str.rsplit(package, ".", level - 1)[0]
+            name = f"{base}.{name}" if name else base
+        names.update(dict.fromkeys((name.partition(".")[0], name)))
+    return list(names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_of(code: types.CodeType) -> tuple[tuple[int, str], ...]:
+    """Return the levels of relative imports, 0 for others, and the names."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    found = [
+        (level.argval, one.argval)  # the names to import lie in between
+        for level, one in zip(instructions, instructions[2:], strict=False)
+        if one.opname == "IMPORT_NAME"
+    ]
+    for constant in code.co_consts:
+        found += _imports_of(constant) if isinstance(constant, types.CodeType) else ()
+    return tuple(found)
+
+
 def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
     """Return the names and cells of a function's closure."""
     return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

@@ -1,10 +1,11 @@
 """Python objects that a step's code can reach: the one search behind captures and what a captured step compares.
 
-Followed are closures, defaults and attributes of functions, the globals that code names, what partials, methods, weak
-references and context variables stand for, functions behind a `functools.lru_cache` with the answers kept, items of
-lists, tuples, deques, sets and dicts of up to 1,000, keys that are models or optimizers, attributes and slots of
-objects, and parts of modules. What code names is also followed to classes with their methods, and to Python modules. Of
-gpusim's own objects only what they run of the user's is followed (`BEHIND`). Nothing is called on the way: see `raw`.
+Followed are closures, defaults and attributes of functions, the globals that code names, Python modules that it
+imports, what partials, methods, weak references and context variables stand for, functions behind a
+`functools.lru_cache` with the answers kept, items of lists, tuples, deques, sets and dicts of up to 1,000, keys that
+are models or optimizers, attributes and slots of objects, and parts of modules. What code names is also followed to
+classes with their methods, and to Python modules. Of gpusim's own objects only what they run of the user's is followed
+(`BEHIND`). Nothing is called on the way: see `raw`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from gpusim.gpu.reach.names import (
     asked_of,
     cells,
     globals_of,
+    imports_of,
     is_gpusims,
     is_special,
     is_users,
@@ -251,6 +254,7 @@ class Reach:
             in_order = [key for key in code.co_names if key in named]  # as the code has them, in each process
             for key in dict.fromkeys((*in_order, *sorted(named))):
                 yield key, dict.get(function.__globals__, key)
+            yield from ((key, sys.modules.get(key)) for key in imports_of(function))
         yield from zip(reversed(code.co_varnames[: code.co_argcount]), reversed(defaults), strict=False)
         yield from ((joined(name, key), part) for key, part in pairs_of(function.__kwdefaults__ or {}))
 

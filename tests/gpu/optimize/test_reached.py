@@ -6,6 +6,7 @@ import array
 import copy
 import ctypes
 import functools
+import sys
 import types
 import weakref
 from collections import ChainMap, OrderedDict, UserDict
@@ -111,6 +112,45 @@ def test_a_value_that_the_step_reads_is_compared_wherever_it_lies(held: Callable
     assert read() == 2.0
     change()
     assert read() != 2.0
+    assert reads.changed() is not None
+
+
+#: Import within a function, and what it then has the settings by.
+IMPORTS = {
+    "import own_package.settings": "own_package.settings.held",
+    "import own_package.settings as here": "here.held",
+    "from own_package.settings import held": "held",
+    "from own_package import settings as here": "here.held",
+    "from . import settings": "settings.held",
+    "from .settings import held": "held",
+    "from ..own_package.settings import held": "held",
+}
+
+
+@pytest.mark.parametrize("kind", IMPORTS)
+@pytest.mark.parametrize("change", ["a value", "another module"])
+def test_a_python_module_that_code_imports_itself_is_watched(
+    kind: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(6, 6)
+    package, settings = types.ModuleType("outer.own_package"), types.ModuleType("outer.own_package.settings")
+    settings.held = {"value": 2.0, "model": model}  # type: ignore[attr-defined]
+    package.settings = package.own_package = settings  # type: ignore[attr-defined]
+    for name, module in (("", package), (".settings", settings)):
+        monkeypatch.setitem(sys.modules, f"outer.own_package{name}", module)
+        monkeypatch.setitem(sys.modules, f"own_package{name}", module)
+    read = IMPORTS[kind]
+    code = f"def step(x):\n def inner():\n  {kind}\n  return {read}['value'], {read}['model']"
+    here: Any = {"__name__": "outer.own_package.steps", "__package__": "outer.own_package"}
+    exec(code, here)
+    reads = Reads((here["step"],), ())
+    assert reads.hidden == [model]
+    assert reads.changed() is None
+    if change == "a value":
+        settings.held["value"] = 3.0  # type: ignore[attr-defined]
+    else:
+        for name in ("outer.own_package", "own_package", "outer.own_package.settings", "own_package.settings"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert reads.changed() is not None
 
 
