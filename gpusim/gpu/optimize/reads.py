@@ -3,7 +3,7 @@
 A captured step repeats GPU work with the numbers of its capture. Watched are values whose names occur in the code of
 the step (attributes of objects, classes and Python modules, slots, keys of dicts), attributes that it asks for by
 `getattr` or `hasattr` and that are not there, containers of up to 1,000 values (of dicts that code reads by name the
-size only), small arrays, what weak references and context variables refer to, what methods of schedulers and
+keys only), small arrays, what weak references and context variables refer to, what methods of schedulers and
 collections read, options of the user's own in an optimizer's groups, code and defaults of functions, classes and dicts
 of objects, and the options that the `forward` of torch's own layers reads. Of torch and the standard library: functions
 and classes that code names. What the code only counts or keeps elsewhere may change. Not watched are names computed
@@ -28,7 +28,7 @@ import torch
 
 from gpusim.gpu.optimize.unchanged import MISSING, Absent, Contents, Functions, Items, KeyedValues, Natures, all_same
 from gpusim.gpu.reach.names import cells, globals_of, imports_of, is_torchs, options_of
-from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, has_attributes, is_a
+from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, has_attributes, is_a, items_of
 from gpusim.gpu.reach.search import MOST_BYTES, MOST_PARTS, PLAIN, Reach, joined
 
 #: Values whose attributes are not watched in a dict that the user may replace; those of modules are `Places`'.
@@ -64,9 +64,11 @@ class Reads:
         self._slots: list[tuple[Any, str]] = []
         """Objects with the names of their watched slots."""
         self._others: list[tuple[str, Callable[[], Any]]] = []
-        """Names and readers of values that lie in no dict of the user's: slots and closures, sizes of dicts."""
+        """Names and readers of values that lie in no dict of the user's: slots and closures."""
         self._whole: list[tuple[str, dict[Any, Any]]] = []
         """Dicts, all of which is compared, with their order."""
+        self._keyed: list[tuple[str, dict[Any, Any]]] = []
+        """Dicts, all keys of which are compared, with their order."""
         self._lists: list[tuple[str, list[Any]]] = []
         self._series: list[tuple[str, Collection[Any]]] = []
         """Objects that yield others in an order that no dict or list has."""
@@ -163,7 +165,7 @@ class Reads:
     def _keep(self) -> None:
         """Take the contents of now as those to compare with."""
         self._contents, self._items = (
-            Contents([held for _, held in self._whole]),
+            Contents([held for _, held in self._whole], [held for _, held in self._keyed]),
             Items(items for _, items in self._lists),
         )
         self._inside_before = list(map(list, self._inside()))
@@ -172,12 +174,13 @@ class Reads:
 
     def _inside(self) -> Iterator[Iterable[Any]]:
         yield from (chain.from_iterable(held.items()) for _, held in self._whole)
+        yield from (items_of(held) for _, held in self._keyed)
         yield from (items for _, items in self._lists)
 
     def _changed_inside(self) -> str | None:
         """Return the name of a changed container. Other objects with the same values are those to find from now on."""
         if not (self._contents.hold() and self._items.hold()):
-            named = chain(self._whole, self._lists)
+            named = chain(self._whole, self._keyed, self._lists)
             for (name, _), now, before in zip(named, map(list, self._inside()), self._inside_before, strict=True):
                 if not _same_items(now, before):
                     return name
@@ -231,14 +234,14 @@ class Reads:
 
     def _watch_object(self, reach: Reach, value: Any, shown: str) -> None:
         held = reach.attributes(value)
+        if is_a(value, OrderedDict):
+            self._series.append((shown, value))
         if is_a(value, dict) and reach.reads_whole(held):
             self._whole.append((shown, held))
-            if isinstance(value, OrderedDict):
-                self._series.append((shown, value))
             return
         self._add(held, reach.read_of(value, held), shown)
         if is_a(value, dict):
-            self._others.append((shown, partial(len, held)))
+            self._keyed.append((shown, held))
         else:
             self._add(held, reach.hiding(value, held), shown)
         slots = reach.slots_of(value)

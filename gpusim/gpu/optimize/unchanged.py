@@ -82,15 +82,17 @@ def _find(dicts: Any, keys: Any, positions: Any, entry: Any) -> Any:
 
 @compiled
 def _same_contents(dicts: Any, ends: Any, keys: Any, values: Any, entry: Any) -> Any:
-    """Whether the dicts have these keys and values in this order; those of a dict end at `ends`. `entry` is room for
-    one.
+    """Whether the dicts have these keys and values in this order; those of a dict end at `ends`. A value without an
+    address may be any. `entry` is room for one.
     """
     room = entry.ctypes.data
     place = 0
     for number in range(dicts.size):
         entry[0] = 0  # position in the dict; then key and value
         while _next(dicts[number], room, room + 8, room + 16):
-            if place == ends[number] or entry[1] != keys[place] or entry[2] != values[place]:
+            if place == ends[number] or entry[1] != keys[place]:
+                return False
+            if values[place] != _NULL and entry[2] != values[place]:
                 return False
             place += 1
         if place != ends[number]:
@@ -200,14 +202,16 @@ class KeyedValues:
 
 
 class Contents:
-    """All keys and values of dicts, in their order, as they are now."""
+    """All keys and values of dicts, in their order, as they are now; of the dicts in `of_keys` the keys only."""
 
-    def __init__(self, holders: Sequence[dict[Any, Any]]) -> None:
-        self._holders = list(holders)
+    def __init__(self, holders: Sequence[dict[Any, Any]], of_keys: Sequence[dict[Any, Any]] = ()) -> None:
+        self._holders = [*holders, *of_keys]
         self._keys = list(chain.from_iterable(map(dict.keys, self._holders)))
-        self._values = list(chain.from_iterable(map(dict.values, self._holders)))
+        self._values = list(chain.from_iterable(map(dict.values, holders)))
         ends = np.cumsum(list(map(len, self._holders)), dtype=np.intp)
-        kept = _addresses(self._keys), _addresses(self._values)
+        values = np.full(len(self._keys), _NULL, np.intp)
+        values[: len(self._values)] = _addresses(self._values)
+        kept = _addresses(self._keys), values
         self._at = _addresses(self._holders), ends, *kept, np.zeros(3, np.intp)
 
     def hold(self) -> bool:

@@ -24,6 +24,8 @@ _NEVER_CALLED: Final = frozenset(
 )
 #: Stands among the names of code that reads a place in a container by a computed key, such as a loop's.
 COMPUTED_KEY: Final = "[...]"
+#: Stands among the names of code that takes all of a dict, with `**` or `|`.
+WHOLE_DICT: Final = "{**...}"
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
@@ -122,6 +124,8 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         reads = one.opname == "BINARY_SUBSCR" or (one.opname == "BINARY_OP" and one.argrepr == "[]")
         if reads and before.opname not in _NOT_COMPUTED:
             names.add(COMPUTED_KEY)
+        if one.opname in ("DICT_MERGE", "DICT_UPDATE") or (one.opname == "BINARY_OP" and one.argrepr in ("|", "|=")):
+            names.add(WHOLE_DICT)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)

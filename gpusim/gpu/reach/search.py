@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
+    WHOLE_DICT,
     asked_of,
     cells,
     globals_of,
@@ -77,7 +78,12 @@ MOST_BYTES: Final = 8 * MOST_PARTS
 #: Attribute in which gpusim's own callables have the user's functions, models and optimizers that they run.
 BEHIND: Final = "_behind"
 #: With these code may read all values of a dict.
-_ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
+_ALL_OF_DICT: Final = frozenset(
+    (
+        *("items", "values", "get", "pop", "popitem", "setdefault", "copy", "deepcopy", "update", "dict", "format_map"),
+        *(COMPUTED_KEY, WHOLE_DICT),
+    )
+)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 #: Types whose instances hold values, and attributes only in classes of the user's that inherit from them.
 _HOLDERS: Final = (*CONTAINERS, types.FunctionType, functools.partial, _lru_cache_wrapper)
