@@ -29,7 +29,7 @@ WHOLE_DICT: Final = "{**...}"
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
-_LIBRARIES: Final = ("collections", "multiprocessing.sharedctypes", "torch.distributions", "torch.optim")
+_LIBRARIES: Final = ("collections", "multiprocessing.sharedctypes", "torch.distributions", "torch.optim", "weakref")
 _OURS: Final = ("torch", "gpusim")
 #: Methods that torch calls.
 _TORCHS: Final = frozenset(("forward", "backward", "setup_context"))

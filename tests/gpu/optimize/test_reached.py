@@ -62,6 +62,18 @@ def weak_reference() -> Held:
     return lambda: refers().value, lambda: setattr(holder, "value", 3.0)
 
 
+def weak_key() -> Held:
+    holder = Holder()
+    values = weakref.WeakKeyDictionary({holder: 2.0})
+    return lambda: values[holder], lambda: values.update({holder: 3.0})
+
+
+def weak_value() -> Held:
+    holder = Holder()
+    values = weakref.WeakValueDictionary({"holder": holder})
+    return lambda: values["holder"].value, lambda: setattr(holder, "value", 3.0)
+
+
 def array_of_python() -> Held:
     values = array.array("d", [2.0])
     return lambda: values[0], lambda: values.__setitem__(0, 3.0)
@@ -97,8 +109,8 @@ def own_option_of_optimizer() -> Held:
 @pytest.mark.parametrize(
     "held",
     [
-        *(user_dict, chain_map, view_of_dict, context, weak_reference, array_of_python, number_of_c, cached_answer),
-        *(rate_of_scheduler, own_option_of_optimizer),
+        *(user_dict, chain_map, view_of_dict, context, weak_reference, weak_key, weak_value, array_of_python),
+        *(number_of_c, cached_answer, rate_of_scheduler, own_option_of_optimizer),
     ],
 )
 def test_a_value_that_the_step_reads_is_compared_wherever_it_lies(held: Callable[[], Held]) -> None:
