@@ -26,6 +26,8 @@ _NEVER_CALLED: Final = frozenset(
 COMPUTED_KEY: Final = "[...]"
 #: Stands among the names of code that takes all of a dict, with `**` or `|`.
 WHOLE_DICT: Final = "{**...}"
+#: Class attribute with the names of the attributes that a pattern by places reads.
+MATCHED: Final = "__match_args__"
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
@@ -126,6 +128,8 @@ def names_of(code: types.CodeType) -> frozenset[str]:
             names.add(COMPUTED_KEY)
         if one.opname in ("DICT_MERGE", "DICT_UPDATE") or (one.opname == "BINARY_OP" and one.argrepr in ("|", "|=")):
             names.add(WHOLE_DICT)
+        if one.opname == "MATCH_CLASS" and one.arg:  # with as many places
+            names.add(MATCHED)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
+    MATCHED,
     WHOLE_DICT,
     asked_of,
     cells,
@@ -153,7 +154,7 @@ class Reach:
         held = [*items_of(attributes_of(value)), *(items_of(value) if is_a(value, dict) else ())]
         texts = (text_of(key) for key in held if is_a(key, str))
         of_dict = _ALL_OF_DICT if is_a(value, dict) else ()
-        return frozenset((*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict))
+        return frozenset((*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED))
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
         if is_a(value, Optimizer):
@@ -211,6 +212,9 @@ class Reach:
             self._methods_of[id(kind)] = kind, list(methods(kind))
             for base in bases_of(kind):
                 self._reach(base, name_of(base), depth)
+        if MATCHED in self.names:
+            matched = (dict.get(attributes_of(base), MATCHED, ()) for base in bases_of(kind))
+            self.names.update(key for keys in matched if is_a(keys, tuple) for key in keys if is_a(key, str))
         for method_name, method in self._methods_of[id(kind)][1]:
             if method_name in self.names or (is_users(method.__module__) and is_special(method_name)):
                 self._take_names(method.__code__)

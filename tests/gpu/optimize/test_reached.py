@@ -74,6 +74,25 @@ def weak_value() -> Held:
     return lambda: values["holder"].value, lambda: setattr(holder, "value", 3.0)
 
 
+class Focal:
+    __match_args__ = ("gamma",)
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+
+def power_of(kind: object) -> float:
+    match kind:
+        case Focal(power):
+            return power
+    return 0.0
+
+
+def pattern_by_place() -> Held:
+    kind = Focal(2.0)
+    return lambda: power_of(kind), lambda: setattr(kind, "gamma", 3.0)
+
+
 def array_of_python() -> Held:
     values = array.array("d", [2.0])
     return lambda: values[0], lambda: values.__setitem__(0, 3.0)
@@ -110,7 +129,7 @@ def own_option_of_optimizer() -> Held:
     "held",
     [
         *(user_dict, chain_map, view_of_dict, context, weak_reference, weak_key, weak_value, array_of_python),
-        *(number_of_c, cached_answer, rate_of_scheduler, own_option_of_optimizer),
+        *(number_of_c, cached_answer, rate_of_scheduler, own_option_of_optimizer, pattern_by_place),
     ],
 )
 def test_a_value_that_the_step_reads_is_compared_wherever_it_lies(held: Callable[[], Held]) -> None:
