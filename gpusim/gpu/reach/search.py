@@ -28,6 +28,7 @@ from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
     MATCHED,
     WHOLE_DICT,
+    all_of,
     asked_of,
     cells,
     globals_of,
@@ -142,19 +143,19 @@ class Reach:
                     continue
                 self._look_into(value, name, depth)
                 if place == len(depends):
-                    depends.append(self._depends_on(value))
+                    depends.append(self._depends_on(value, name))
             new = self.names - before
 
-    def _depends_on(self, value: Any) -> frozenset[str]:
+    def _depends_on(self, value: Any, name: str) -> frozenset[str]:
         """Return the names of what is followed once code uses them."""
         if self._near:
             return frozenset()
         kind = value if is_a(value, type) else type(value)
-        of_methods = [name for name, _ in (*self._methods_of[id(kind)][1], *methods_of_library(kind))]
+        of_methods = [key for key, _ in (*self._methods_of[id(kind)][1], *methods_of_library(kind))]
         held = [*items_of(attributes_of(value)), *(items_of(value) if is_a(value, dict) else ())]
         texts = (text_of(key) for key in held if is_a(key, str))
         of_dict = _ALL_OF_DICT if is_a(value, dict) else ()
-        return frozenset((*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED))
+        return frozenset((*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED, all_of(name)))
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
         if is_a(value, Optimizer):
@@ -245,7 +246,7 @@ class Reach:
             yield from ((f"{name}[{place}]", part) for place, part in enumerate(items_of(value)))
         else:
             held = self.attributes(value)
-            read = set(map(id, self.read_of(value, held)))
+            read = set(map(id, self.read_of(value, held, name)))
             for place, (key, part) in enumerate(pairs_of(held)):
                 if id(key) in read:
                     yield joined(name, key), part
@@ -286,8 +287,12 @@ class Reach:
         """Whether code may read an attribute, or a dict's value: it names it, or the key is no text."""
         return self._near or not is_a(key, str) or text_of(key) in self.names
 
-    def read_of(self, value: Any, held: dict[Any, Any]) -> list[Any]:
-        """Return the keys of an object's attributes, or of a dict, that code reads."""
+    def takes_all(self, value: Any, name: str) -> bool:
+        """Whether code takes all attributes of an object that it has by this name; not of a class or module."""
+        return all_of(name) in self.names and not is_a(value, (type, types.ModuleType, torch.nn.Module, dict))
+
+    def read_of(self, value: Any, held: dict[Any, Any], name: str) -> list[Any]:
+        """Return the keys of an object's attributes, or of a dict, that code reads; `name`: by which it has them."""
         if is_a(value, Optimizer):
             keys = [key for key in items_of(held) if text_of(key) not in _OF_OPTIMIZERS]
             return [key for key in keys if self._is_read(key)]
@@ -295,6 +300,8 @@ class Reach:
             return items_of(held)
         if is_a(value, torch.nn.Module):
             return self._read_of_module(value, held)
+        if self.takes_all(value, name):
+            return items_of(held)
         named = [key for key in items_of(held) if self._is_read(key)]
         if held is value:
             return named

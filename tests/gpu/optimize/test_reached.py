@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import copy
 import ctypes
+import dataclasses
 import functools
 import sys
 import types
@@ -93,6 +94,32 @@ def pattern_by_place() -> Held:
     return lambda: power_of(kind), lambda: setattr(kind, "gamma", 3.0)
 
 
+@dataclasses.dataclass(eq=False)
+class Options:
+    value: float = 2.0
+    more: float = 0.0
+
+
+def by_vars() -> Held:
+    options = Options()
+    return lambda: max(vars(options).values()), lambda: setattr(options, "value", 3.0)
+
+
+def by_own_dict() -> Held:
+    trainer = types.SimpleNamespace(options=Options())
+    return lambda: max(trainer.options.__dict__.values()), lambda: setattr(trainer.options, "value", 3.0)
+
+
+def by_fields() -> Held:
+    options = Options()
+    return lambda: max(dataclasses.astuple(options)), lambda: setattr(options, "value", 3.0)
+
+
+def new_attribute() -> Held:
+    options = Options()
+    return lambda: max(vars(options).values()), lambda: setattr(options, "other", 3.0)
+
+
 def array_of_python() -> Held:
     values = array.array("d", [2.0])
     return lambda: values[0], lambda: values.__setitem__(0, 3.0)
@@ -130,6 +157,7 @@ def own_option_of_optimizer() -> Held:
     [
         *(user_dict, chain_map, view_of_dict, context, weak_reference, weak_key, weak_value, array_of_python),
         *(number_of_c, cached_answer, rate_of_scheduler, own_option_of_optimizer, pattern_by_place),
+        *(by_vars, by_own_dict, by_fields, new_attribute),
     ],
 )
 def test_a_value_that_the_step_reads_is_compared_wherever_it_lies(held: Callable[[], Held]) -> None:
