@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpusim.gpu.optimize.steps import value_of
 from gpusim.gpu.optimize.unchanged import MISSING, Absent, Contents, Functions, Items, KeyedValues, Natures, all_same
 from gpusim.gpu.reach.names import cells, globals_of, imports_of, is_torchs, options_of
 from gpusim.gpu.reach.raw import ANSWERING, answer_of, attributes_of, contents_of, has_attributes, is_a, items_of
@@ -347,7 +348,7 @@ def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, PLAIN) and isinstance(other, PLAIN):
-        return type(one) is type(other) and (one == other or (one != one and other != other))
+        return value_of(one) == value_of(other)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
     return False

@@ -244,7 +244,7 @@ def which_same(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
 
 
 def value_of(leaf: Any) -> tuple[type, str]:
-    """Return a plain argument's type and value, whatever a class of the user's says of it; hashable."""
+    """Return a plain object's type and value, whatever a class of the user's says of it; hashable."""
     kind: Any = next((kind for kind in (bool, int, float, complex, str, bytes) if isinstance(leaf, kind)), type(leaf))
     return type(leaf), kind.__repr__(leaf)
 

@@ -307,6 +307,16 @@ def test_equal_values_in_the_same_order_are_no_change() -> None:
     assert made == []
 
 
+@pytest.mark.parametrize("zero", [0.0, 0j])
+def test_the_sign_of_a_zero_is_a_change_and_nan_is_none(zero: Any) -> None:
+    held: Any = {"by": zero, "limit": float("nan")}
+    reads = Reads((lambda x: (1 / (x * 0 + held["by"])).clamp(max=held["limit"]),), ())
+    held["limit"] = float("nan")
+    assert reads.changed() is None
+    held["by"] = -zero
+    assert reads.changed() is not None
+
+
 def test_a_config_seven_attributes_deep_is_read() -> None:
     config = inner = types.SimpleNamespace()
     for _ in range(4):
