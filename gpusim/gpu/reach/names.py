@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Collection, Iterator, Sequence
@@ -123,12 +124,13 @@ def _of_library(module: Any) -> bool:
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Return the names that code uses, functions within it included, and its texts: keys of dicts."""
     names = set(code.co_names)
-    instructions = list(dis.get_instructions(code))
+    instructions, own = list(dis.get_instructions(code)), _own_keywords(code)
     for before, one in pairwise(instructions):
         reads = one.opname == "BINARY_SUBSCR" or (one.opname == "BINARY_OP" and one.argrepr == "[]")
         if reads and before.opname not in _NOT_COMPUTED:
             names.add(COMPUTED_KEY)
-        if one.opname in ("DICT_MERGE", "DICT_UPDATE") or (one.opname == "BINARY_OP" and one.argrepr in ("|", "|=")):
+        merges = one.opname in ("DICT_MERGE", "DICT_UPDATE") and before.argval != own
+        if merges or (one.opname == "BINARY_OP" and one.argrepr in ("|", "|=")):
             names.add(WHOLE_DICT)
         if one.opname == "MATCH_CLASS" and one.arg:  # with as many places
             names.add(MATCHED)
@@ -141,6 +143,12 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         elif isinstance(constant, tuple | frozenset):  # of a loop over names
             names.update(each for each in constant if isinstance(each, str))
     return frozenset(names)
+
+
+def _own_keywords(code: types.CodeType) -> str:
+    """Return the name of a function's `**kwargs`, or "": a dict of the call's own, which it may hand on."""
+    place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    return code.co_varnames[place] if code.co_flags & inspect.CO_VARKEYWORDS else ""
 
 
 def all_of(name: str) -> str:

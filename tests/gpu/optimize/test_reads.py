@@ -485,3 +485,14 @@ def test_a_count_beside_a_constant_key_is_no_change() -> None:
     assert reads.changed() is None
     model.state["scale"] = 2.0
     assert reads.changed() is not None
+
+
+def test_keywords_that_a_function_hands_on_are_no_dict_of_the_step() -> None:
+    held = {"factor": 1.0, "shift": 2.0}
+
+    def scaled(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return F.relu(x * held["factor"], **options)
+
+    reads = Reads((lambda x: scaled(x, inplace=True),), ())
+    held["shift"] = 3.0
+    assert reads.changed() is None
