@@ -6,8 +6,10 @@ import gzip
 import io
 import json
 import zipfile
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import gpusim
@@ -15,6 +17,7 @@ from gpusim.errors import TraceError
 from gpusim.importers.upload import parse_upload
 from gpusim.io.file_limits import MAX_UPLOAD_BYTES
 from gpusim.trace.store import load_trace, write_trace
+from tests.support.helpers import make_trace
 from tests.support.importer_files import SAMPLES, kernel, node, write_execution_trace, write_kineto
 from tests.support.nsys_files import SCHEMAS, write_schema
 
@@ -80,3 +83,36 @@ def test_damaged_database_is_refused_and_one_with_a_log_is_read(tmp_path: Path) 
         parse_upload(bytes(data[:4096] + bytes(len(data) - 4096)), "n.sqlite")
     data[18:20] = b"\2\2"  # write-ahead log
     assert len(parse_upload(bytes(data), "n.sqlite").ops) == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"{", "not valid JSON"),
+        (b"\x1f\x8b\x08\x00", "truncated gzip"),
+        (b"\x80\x04\x95", "a Python pickle, which gpusim never loads"),  # a pickle
+        (b'{"schema": "other/1"}', "unknown schema"),
+    ],
+)
+def test_a_broken_upload_is_one_line_that_names_the_file(data: bytes, words: str) -> None:
+    with pytest.raises(TraceError, match=words) as caught:
+        parse_upload(data, "up.json")
+    assert str(caught.value).startswith("up.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_upload_over_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TraceError, match="64 MiB"):
+        parse_upload(bytes(MAX_UPLOAD_BYTES + 1), "up.json")
+    packer = zlib.compressobj(wbits=31)
+    bomb = packer.compress(bytes(2**20)) + packer.flush()
+    monkeypatch.setattr("gpusim.importers.upload.MAX_UPLOAD_DOCUMENT_BYTES", 2**16)
+    with pytest.raises(TraceError, match="larger than 65536 bytes when decompressed"):
+        parse_upload(bomb, "up.json.gz")
+
+
+def test_an_empty_trace_is_refused() -> None:
+    data = msgspec.json.encode(msgspec.structs.replace(make_trace([]), ops=()))
+    with pytest.raises(TraceError, match="has no ops"):
+        parse_upload(data, "up.json")

@@ -21,7 +21,7 @@ from gpusim.engine.base import engine_by_name
 from gpusim.errors import GpusimError, OutputError, TraceError, UnknownNameError
 from gpusim.formats.trace import SCHEMA, Trace
 from gpusim.trace.check import check_trace
-from gpusim.trace.store import load_trace, parse_trace, read_trace, write_trace
+from gpusim.trace.store import load_trace, other_batches, parse_trace, read_trace, write_trace
 from tests.support.helpers import (
     Step,
     build_graph,
@@ -447,3 +447,19 @@ def test_bundled_trace_of_version_1_is_written_anew_as_version_2(tmp_path: Path)
     write_trace(load_trace("squeezenet1_1-infer-b1"), path)
     assert json.loads(path.read_bytes())["schema"] == SCHEMA
     assert read_trace(path) == load_trace("squeezenet1_1-infer-b1")
+
+
+def test_other_batches_differ_in_nothing_but_the_batch() -> None:
+    trace = chain_trace(2)
+
+    def variant(**fields: Any) -> Trace:
+        return msgspec.structs.replace(trace, model=msgspec.structs.replace(trace.model, **fields))
+
+    others = {
+        "same": trace,
+        "b8": variant(batch=8),
+        "train-b8": variant(batch=16, mode="train"),
+        "bf16": variant(batch=32, dtype="bf16"),
+        "elsewhere": chain_trace(2, gpu="NVIDIA Other"),
+    }
+    assert other_batches(trace, others) == {8: "b8"}
