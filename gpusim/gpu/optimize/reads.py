@@ -240,8 +240,8 @@ class Reads:
         if is_a(value, dict) and reach.reads_whole(held):
             self._whole.append((shown, held))
             return
-        self._add(held, reach.read_of(value, held, shown), shown)
-        if is_a(value, dict) or reach.takes_all(value, shown):
+        self._add(held, reach.read_of(value, held), shown)
+        if is_a(value, dict) or reach.takes_all(value):
             self._keyed.append((shown, held))
         if not is_a(value, dict):
             self._add(held, reach.hiding(value, held), shown)

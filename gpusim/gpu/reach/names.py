@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any, Final
 
@@ -31,8 +31,6 @@ WHOLE_DICT: Final = "{**...}"
 MATCHED: Final = "__match_args__"
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
-#: Functions that take all attributes of an object.
-_TAKING_ALL: Final = frozenset(("vars", "asdict", "astuple"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
 _LIBRARIES: Final = ("collections", "multiprocessing.sharedctypes", "torch.distributions", "torch.optim", "weakref")
 _OURS: Final = ("torch", "gpusim")
@@ -134,7 +132,6 @@ def names_of(code: types.CodeType) -> frozenset[str]:
             names.add(WHOLE_DICT)
         if one.opname == "MATCH_CLASS" and one.arg:  # with as many places
             names.add(MATCHED)
-    names |= _taken_whole(instructions)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)
@@ -149,29 +146,6 @@ def _own_keywords(code: types.CodeType) -> str:
     """Return the name of a function's `**kwargs`, or "": a dict of the call's own, which it may hand on."""
     place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     return code.co_varnames[place] if code.co_flags & inspect.CO_VARKEYWORDS else ""
-
-
-def all_of(name: str) -> str:
-    """Return what stands among the names of code that takes all attributes of an object by this name, as `vars` does:
-    of `options` in `trainer.options`.
-    """
-    return f"{name.rpartition('.')[2]}.__dict__"
-
-
-def _taken_whole(instructions: Sequence[dis.Instruction]) -> set[str]:
-    names, name, taking = set[str](), "", False
-    for one in instructions:
-        if one.opname.startswith("LOAD_") and isinstance(one.argval, str):
-            if one.argval == "__dict__":
-                names.add(all_of(name))
-            elif one.argval in _TAKING_ALL:
-                taking = True
-            else:
-                name = one.argval
-        elif one.opname.startswith("CALL") and taking:
-            names.add(all_of(name))
-            taking = False
-    return names
 
 
 @functools.lru_cache(maxsize=4096)

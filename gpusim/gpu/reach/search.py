@@ -10,6 +10,7 @@ classes with their methods, and to Python modules. Of gpusim's own objects only 
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
 import re
@@ -28,7 +29,6 @@ from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
     MATCHED,
     WHOLE_DICT,
-    all_of,
     asked_of,
     cells,
     globals_of,
@@ -86,6 +86,10 @@ _ALL_OF_DICT: Final = frozenset(
         *(COMPUTED_KEY, WHOLE_DICT),
     )
 )
+#: With these code may read all attributes of an object.
+_ALL_OF_OBJECT: Final = frozenset(("__dict__", "vars", "asdict", "astuple"))
+#: Classes of the standard library whose instances hold what the user puts there.
+_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 #: Types whose instances hold values, and attributes only in classes of the user's that inherit from them.
 _HOLDERS: Final = (*CONTAINERS, types.FunctionType, functools.partial, _lru_cache_wrapper)
@@ -143,10 +147,10 @@ class Reach:
                     continue
                 self._look_into(value, name, depth)
                 if place == len(depends):
-                    depends.append(self._depends_on(value, name))
+                    depends.append(self._depends_on(value))
             new = self.names - before
 
-    def _depends_on(self, value: Any, name: str) -> frozenset[str]:
+    def _depends_on(self, value: Any) -> frozenset[str]:
         """Return the names of what is followed once code uses them."""
         if self._near:
             return frozenset()
@@ -155,7 +159,9 @@ class Reach:
         held = [*items_of(attributes_of(value)), *(items_of(value) if is_a(value, dict) else ())]
         texts = (text_of(key) for key in held if is_a(key, str))
         of_dict = _ALL_OF_DICT if is_a(value, dict) else ()
-        return frozenset((*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED, all_of(name)))
+        return frozenset(
+            (*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED, *_ALL_OF_OBJECT)
+        )
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
         if is_a(value, Optimizer):
@@ -246,7 +252,7 @@ class Reach:
             yield from ((f"{name}[{place}]", part) for place, part in enumerate(items_of(value)))
         else:
             held = self.attributes(value)
-            read = set(map(id, self.read_of(value, held, name)))
+            read = set(map(id, self.read_of(value, held)))
             for place, (key, part) in enumerate(pairs_of(held)):
                 if id(key) in read:
                     yield joined(name, key), part
@@ -281,18 +287,23 @@ class Reach:
 
     def slots_of(self, value: Any) -> list[str]:
         """Return the names of an object's slots that code reads."""
-        return [key for key, _ in slots_of(value) if self._is_read(key)]
+        return [key for key, _ in slots_of(value) if self._is_read(key) or self.takes_all(value)]
 
     def _is_read(self, key: Any) -> bool:
         """Whether code may read an attribute, or a dict's value: it names it, or the key is no text."""
         return self._near or not is_a(key, str) or text_of(key) in self.names
 
-    def takes_all(self, value: Any, name: str) -> bool:
-        """Whether code takes all attributes of an object that it has by this name; not of a class or module."""
-        return all_of(name) in self.names and not is_a(value, (type, types.ModuleType, torch.nn.Module, dict))
+    def takes_all(self, value: Any) -> bool:
+        """Whether code may take all attributes of an object, as `vars` does: of one of the user's, as far as its names
+        tell.
+        """
+        kind = type(value)
+        may_be_taken = is_users(module_of(kind)) or kind in _NAMESPACES
+        others = (type, types.ModuleType, torch.nn.Module, Optimizer, dict)
+        return bool(self.names & _ALL_OF_OBJECT) and may_be_taken and not is_a(value, others)
 
-    def read_of(self, value: Any, held: dict[Any, Any], name: str) -> list[Any]:
-        """Return the keys of an object's attributes, or of a dict, that code reads; `name`: by which it has them."""
+    def read_of(self, value: Any, held: dict[Any, Any]) -> list[Any]:
+        """Return the keys of an object's attributes, or of a dict, that code reads."""
         if is_a(value, Optimizer):
             keys = [key for key in items_of(held) if text_of(key) not in _OF_OPTIMIZERS]
             return [key for key in keys if self._is_read(key)]
@@ -300,7 +311,7 @@ class Reach:
             return items_of(held)
         if is_a(value, torch.nn.Module):
             return self._read_of_module(value, held)
-        if self.takes_all(value, name):
+        if self.takes_all(value):
             return items_of(held)
         named = [key for key in items_of(held) if self._is_read(key)]
         if held is value:

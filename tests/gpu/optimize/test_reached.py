@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import array
 import copy
 import ctypes
@@ -115,6 +116,53 @@ def by_fields() -> Held:
     return lambda: max(dataclasses.astuple(options)), lambda: setattr(options, "value", 3.0)
 
 
+def by_another_name() -> Held:
+    trainer = types.SimpleNamespace(options=Options())
+
+    def most() -> float:
+        here = trainer.options
+        return max(vars(here).values())
+
+    return most, lambda: setattr(trainer.options, "value", 3.0)
+
+
+def by_a_parameter() -> Held:
+    options = [Options()]
+    return lambda: max(map(_most, options)), lambda: setattr(options[0], "value", 3.0)
+
+
+def _most(held: Any) -> float:
+    return max(vars(held).values())
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.value = 2.0
+
+    def most(self) -> float:
+        return max(self.__dict__.values())
+
+
+def by_self() -> Held:
+    settings = Settings()
+    return settings.most, lambda: setattr(settings, "value", 3.0)
+
+
+def of_a_namespace() -> Held:
+    options = argparse.Namespace(value=2.0)
+    return lambda: max(vars(options).values()), lambda: setattr(options, "value", 3.0)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Slots:
+    value: float = 2.0
+
+
+def by_fields_in_slots() -> Held:
+    options = Slots()
+    return lambda: max(dataclasses.astuple(options)), lambda: setattr(options, "value", 3.0)
+
+
 def new_attribute() -> Held:
     options = Options()
     return lambda: max(vars(options).values()), lambda: setattr(options, "other", 3.0)
@@ -157,7 +205,8 @@ def own_option_of_optimizer() -> Held:
     [
         *(user_dict, chain_map, view_of_dict, context, weak_reference, weak_key, weak_value, array_of_python),
         *(number_of_c, cached_answer, rate_of_scheduler, own_option_of_optimizer, pattern_by_place),
-        *(by_vars, by_own_dict, by_fields, new_attribute),
+        *(by_vars, by_own_dict, by_fields, by_another_name, by_a_parameter, by_self, of_a_namespace),
+        *(by_fields_in_slots, new_attribute),
     ],
 )
 def test_a_value_that_the_step_reads_is_compared_wherever_it_lies(held: Callable[[], Held]) -> None:
