@@ -188,48 +188,51 @@ def verdict(
     worth_it = low > 1.0
     in_doubt = estimated or slowed_frac > 0.0 or unsized_frac > 0.0
     unknown = not worth_it and within_bytes is None and in_doubt and speedup > 1 + uncertainty.schedule_frac
-    source = "" if hardware.calibrated else f" The model of {hardware.name} is uncalibrated: treat this as a trend."
-    if less_known:
-        doubt, _ = margins()
-        source = f" It is not mostly convolutional, so less well known: {doubt:.0%} of its time is in doubt.{source}"
-    variants = uncertainty.variants_frac if other_kernels else 0.0
-    if variants:
-        source = f" It runs other kernels, which are less well known: it may take {variants:.1%} longer.{source}"
-    if misses_left_out and streams > 1:
-        source = (
-            " Its memory fits the L2 cache on one stream and may not on several; what that costs is not predicted, as "
-            f"the model of {hardware.name} has no measured cache.{source}"
+    several, caveats = streams > 1, list[str]()
+    if unsized_frac and several:
+        caveats.append(
+            f"The launch sizes of {unsized_frac:.0%} of its kernel time are unknown, and so is what fits side by side: "
+            "import a profile that has them."
+        )
+    if slowed_frac and several:
+        caveats.append(
+            "Its kernels were profiled while others ran, which takes longer than alone, so up to "
+            f"{slowed_frac:.0%} of the sequential time is in doubt: profile the step on one stream."
         )
     if estimated:
-        doubtful = f", so {ESTIMATED_GAIN_FRAC:.0%} of its time is in doubt" if streams > 1 else ""
-        source = f" The kernels are estimated{doubtful}: capture the step on its GPU before you rely on this.{source}"
-    if slowed_frac and streams > 1:
-        source = (
-            " Its kernels were profiled while others ran, which takes longer than alone, so up to "
-            f"{slowed_frac:.0%} of the sequential time is in doubt: profile the step on one stream.{source}"
+        doubtful = f", so {ESTIMATED_GAIN_FRAC:.0%} of its time is in doubt" if several else ""
+        caveats.append(f"The kernels are estimated{doubtful}: capture the step on its GPU before you rely on this.")
+    if misses_left_out and several:
+        caveats.append(
+            "Its memory fits the L2 cache on one stream and may not on several; what that costs is not predicted, as "
+            f"the model of {hardware.name} has no measured cache."
         )
-    if unsized_frac and streams > 1:
-        source = (
-            f" The launch sizes of {unsized_frac:.0%} of its kernel time are unknown, and so is what fits side by "
-            f"side: import a profile that has them.{source}"
-        )
+    variants = uncertainty.variants_frac if other_kernels else 0.0
+    if variants:
+        caveats.append(f"It runs other kernels, which are less well known: it may take {variants:.1%} longer.")
+    if less_known:
+        doubt, _ = margins()
+        caveats.append(f"It is not mostly convolutional, so less well known: {doubt:.0%} of its time is in doubt.")
+    if not hardware.calibrated:
+        caveats.append(f"The model of {hardware.name} is uncalibrated: treat this as a trend.")
+    caution = "".join(f" {caveat}" for caveat in caveats)
     room = f"No schedule can pass {ceiling:.2f}x ({limit}: {format_ns(limit_ns)}){LIMITS_HINT}."
     if within_bytes is not None:
         text = (
             f"Within {format_bytes(within_bytes)} by memory actions: {speedup:.2f}x ({low:.2f} to {high:.2f}) of the "
-            f"sequential CUDA graph that keeps all, on {streams} streams, those of copies included. {room}{source}"
+            f"sequential CUDA graph that keeps all, on {streams} streams, those of copies included. {room}{caution}"
         )
     elif worth_it:
         text = (
             f"Worth it: {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph with "
-            f"{counted(streams, 'stream')} ({best_policy}). {room}{source}"
+            f"{counted(streams, 'stream')} ({best_policy}). {room}{caution}"
         )
     else:
         why = "even the bound leaves nothing to win" if ceiling < 1.02 else f"the bound is {ceiling:.2f}x ({limit})"
         answer, advice = ("Unknown", "") if unknown else ("Not worth it", " Keep the sequential schedule.")
         text = (
             f"{answer}: predicted {speedup:.2f}x ({low:.2f} to {high:.2f}) over the sequential CUDA graph, an interval "
-            f"that includes no gain; {why}.{advice}{source}"
+            f"that includes no gain; {why}.{advice}{caution}"
         )
     if unknown:
         rows = tuple(dataclasses.replace(row, advice=UNKNOWN_WAY) if row.what == "streams" else row for row in rows)
