@@ -28,12 +28,12 @@ _CONVERT: Final = torch.ops.prims.convert_element_type.default
 _PRODUCTS: Final = {_ATEN.mm.default: 0, _ATEN.bmm.default: 0, _ATEN.addmm.default: 1, _ATEN.baddbmm.default: 1}
 _PLACES: Final = {str(target): place for target, place in _PRODUCTS.items()}
 #: Types of elements whose products are summed in 32 bits, as by a library.
-_SUMMED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_SUMMED: Final = frozenset({"float32", "bfloat16", "float16"})
 #: Operators whose results Inductor writes to memory before anything reads them.
 _IN_MEMORY: Final = frozenset(
     {*_PRODUCTS, _ATEN.sum.default, _ATEN.sum.dim_IntList, _ATEN.mean.default, _ATEN.mean.dim}
 )
-#: Least share of a step's bytes that the matrices must have: fewer gain less than another style of compiling costs.
+#: Least share of a step's bytes that the matrices must have: a guess, since no step near it was measured.
 LEAST_FRAC: Final = 0.25
 #: Key of a node's `meta["custom"]` for the bytes of an element of the matrix that it sums.
 _ELEMENT: Final = "gpusim_gemv_bytes"
@@ -41,7 +41,7 @@ _ELEMENT: Final = "gpusim_gemv_bytes"
 #: of 24 blocks on five matrices (research/2026-11-30-products-of-one-row.md). With one row they are up to 13 % faster,
 #: but what the vector is computed by runs once for each row.
 ROW_BYTES, ROWS, WARPS_A_ROW = 2048, 4, 2
-#: Least warps of a block, and least blocks of a kernel: two for each of an H200's 132 SMs.
+#: Least warps of a block, and least blocks of a kernel: about two for each of an H200's 132 SMs.
 LEAST_WARPS, LEAST_BLOCKS = 4, 256
 
 
@@ -72,8 +72,8 @@ def mostly_gemv(trace: Trace) -> bool:
         total += sum(_bytes(trace, index) for index in {*op.reads, *op.writes})
         place = _PLACES.get(op.target)
         if place is not None:
-            one, other = (trace.tensors[index].shape for index in tensor_refs(list(op.args[place : place + 2])))
-            if _is_product_of_vector(one, other):
+            one, other = (trace.tensors[index] for index in tensor_refs(list(op.args[place : place + 2])))
+            if _is_summed(one.shape, other.shape, one.dtype, other.dtype):
                 matrices += max(_bytes(trace, index) for index in op.reads)
     return total > 0 and matrices >= LEAST_FRAC * total
 
@@ -83,15 +83,17 @@ def _bytes(trace: Trace, index: int) -> int:
     return prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
 
 
-def _is_product_of_vector(one: Sequence[int], other: Sequence[int]) -> bool:
-    return one[-1] > 1 and 1 in (one[-2], other[-1])
+def _is_summed(one: Sequence[int], other: Sequence[int], dtype: str, other_dtype: str) -> bool:
+    """Whether a sum can stand for the product of two matrices of these shapes and types."""
+    return dtype == other_dtype and dtype in _SUMMED and one[-1] > 1 and 1 in (one[-2], other[-1])
 
 
 def _is_gemv(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target not in _PRODUCTS:
         return False
     one, other = (argument.meta["val"] for argument in _matrices(node))
-    return _is_product_of_vector(one.shape, other.shape) and one.dtype == other.dtype and one.dtype in _SUMMED
+    dtypes = (str(each.dtype).removeprefix("torch.") for each in (one, other))
+    return _is_summed(one.shape, other.shape, *dtypes)
 
 
 def _matrices(node: fx.Node) -> list[Any]:

@@ -96,8 +96,10 @@ class Noted:
 
 
 def first_style(trains_images: bool, channels_last_is_faster: bool, mostly_gemv: bool = False) -> str:
-    """Return the style to begin with; `trains_images`: images that are not channels last enter trained convolutions.
-    `mostly_gemv`: the step reads its matrices for one row.
+    """Return the style to begin with.
+
+    `trains_images`: images that are not channels last enter trained convolutions. `mostly_gemv`: most matrices are read
+    for one row.
 
     In training Inductor of torch 2.11 makes images channels last in the forward pass only: a convolution's backward
     takes them in eager's layout (`constrain_to_fx_strides` in `_inductor/lowering.py`), each copied once more. The
