@@ -201,7 +201,7 @@ def _own(file: str, trace: Trace) -> Report:
     """Return the report on a gpusim trace, captured or imported."""
     provenance, source = trace.provenance, trace.provenance.imported_from
     kernels = [kernel for op in trace.ops for kernel in op.kernels if kernel.kind == "kernel"]
-    findings = []
+    findings = estimated_kernels(trace)
     quality: Quality = "data"
     streams, busy_ns, concurrent = 1, sum(kernel.dur_ns for kernel in kernels), 0.0
     if source is not None:
@@ -210,18 +210,15 @@ def _own(file: str, trace: Trace) -> Report:
         if source.observed_ns:
             busy_ns, concurrent = source.busy_ns, source.concurrent_ns / max(1, source.busy_ns)
             findings += slowed_kernels(trace)
-        findings += estimated_kernels(trace)
         if quality not in ("data", "graph"):
             findings.append(_no_data(quality))
     else:
         truth = trace.ground_truth
-        if provenance.estimated:
-            findings += estimated_kernels(trace)
-        elif truth is None:
+        if truth is None and not provenance.estimated:
             findings.append(
                 Finding("no-ground-truth", "the step was not timed without a profiler", "capture it again on its GPU")
             )
-        elif truth.attributed_frac < 1 - MAX_UNATTRIBUTED:
+        elif truth is not None and truth.attributed_frac < 1 - MAX_UNATTRIBUTED:
             text = f"{1 - truth.attributed_frac:.1%} of the GPU time belongs to no op"
             findings.append(Finding("unattributed-time", text, "see $.ground_truth.unattributed"))
     if not provenance.gpu.sm_clock_mhz:

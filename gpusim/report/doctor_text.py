@@ -64,9 +64,9 @@ def _step_lines(imported: Imported) -> Iterator[str]:
     of = f", one of {imported.steps}" if imported.steps > 1 else ""
     yield f"  step          {source.step}{of}"
     if imported.error is not None:
-        origin = "as predicted by gpusim" if source.simulated else "as observed  "
+        origin = "as predicted" if source.simulated else "as observed"
         yield (
-            f"  {origin} {format_ns(source.observed_ns)}; re-simulated with its edges and launches "
+            f"  {origin:<13} {format_ns(source.observed_ns)}; re-simulated with its edges and launches "
             f"{format_ns(source.resimulated_ns)} ({imported.error:+.2%})"
         )
 

@@ -6,10 +6,10 @@ from typing import Final
 
 from gpusim.formats.trace import Kernel, Trace
 
-#: Share of the busy time with concurrent kernels above which their times are in doubt.
-MAX_CONCURRENT: Final = 0.05
-#: Share of the kernel time without launch sizes above which concurrency is in doubt.
-MAX_UNSIZED: Final = 0.5
+#: Share of the busy time with concurrent kernels above which their times are in doubt: less is within the interval.
+MAX_CONCURRENT_FRAC: Final = 0.05
+#: Share of the kernel time without launch sizes above which concurrency is in doubt: most of it is a guess then.
+MAX_UNSIZED_FRAC: Final = 0.5
 
 
 def slowed_frac(trace: Trace) -> float:
@@ -19,20 +19,20 @@ def slowed_frac(trace: Trace) -> float:
     sharing the GPU makes no work disappear.
     """
     source = trace.provenance.imported_from
-    if source is None or source.times_alone or source.concurrent_ns <= MAX_CONCURRENT * source.busy_ns:
+    if source is None or source.times_alone or source.concurrent_ns <= MAX_CONCURRENT_FRAC * source.busy_ns:
         return 0.0
     summed_ns = sum(kernel.dur_ns for op in trace.ops for kernel in op.kernels)
     return max(0.0, 1 - source.busy_ns / summed_ns) if summed_ns else 0.0
 
 
 def unsized_frac(trace: Trace) -> float:
-    """Return the share of the kernel time without launch sizes in an imported trace; 0 up to `MAX_UNSIZED`."""
+    """Return the share of the kernel time without launch sizes in an imported trace; 0 up to `MAX_UNSIZED_FRAC`."""
     if trace.provenance.imported_from is None:
         return 0.0
     kernels = [kernel for op in trace.ops for kernel in op.kernels if kernel.kind == "kernel"]
     total_ns = sum(kernel.dur_ns for kernel in kernels)
     share = sum(kernel.dur_ns for kernel in kernels if _is_unsized(kernel)) / total_ns if total_ns else 0.0
-    return share if share > MAX_UNSIZED else 0.0
+    return share if share > MAX_UNSIZED_FRAC else 0.0
 
 
 def _is_unsized(kernel: Kernel) -> bool:

@@ -20,7 +20,7 @@ from gpusim.report.doctor_text import imported_lines
 from gpusim.report.summary import summarize
 from gpusim.search.explored import Explored
 from gpusim.search.verdict import UNKNOWN_WAY
-from gpusim.trace.kernel_doubts import MAX_CONCURRENT, slowed_frac, unsized_frac
+from gpusim.trace.kernel_doubts import MAX_CONCURRENT_FRAC, slowed_frac, unsized_frac
 from gpusim.trace.store import write_trace
 from tests.support.helpers import GPU, wide_trace
 
@@ -89,7 +89,7 @@ def test_doubt_is_what_the_sum_of_the_times_has_beyond_the_busy_time(tmp_path: P
     assert source is not None
     summed_ns = sum(kernel.dur_ns for op in trace.ops for kernel in op.kernels)
     assert 0 < slowed_frac(trace) == pytest.approx(1 - source.busy_ns / summed_ns)
-    few = msgspec.structs.replace(source, concurrent_ns=int(MAX_CONCURRENT * source.busy_ns))
+    few = msgspec.structs.replace(source, concurrent_ns=int(MAX_CONCURRENT_FRAC * source.busy_ns))
     provenance = msgspec.structs.replace(trace.provenance, imported_from=few)
     assert slowed_frac(msgspec.structs.replace(trace, provenance=provenance)) == 0
 
@@ -122,7 +122,7 @@ def test_step_of_gpusims_own_export_is_said_to_be_predicted_and_another_observed
 ) -> None:
     files = exported(tmp_path, kinds)
     ours = "\n".join(imported_lines(import_files(files)))
-    assert "  as predicted by gpusim " in ours
+    assert "  as predicted  " in ours
     assert "as observed" not in ours
     path = Path(files[0])
     path.write_bytes(path.read_bytes().replace(b"simulated", b"profilers"))

@@ -94,8 +94,9 @@ class _Recorder:
 def record(graph: JointGraph, own: bool = False) -> Recorded:
     """Run the calls in order and record them. Raises `CaptureError` for an undeclared in-place change.
 
-    `own` is for steps that only this process runs; their operators need not be on the allow-list, but they draw as many
-    random numbers as eager, and none asserts anything of elements: an op without results waits for none.
+    `own` is for steps that only this process runs. Their operators need not be on the allow-list, and they draw as many
+    random numbers as eager. One that asserts something of elements is refused: an assertion has no result that a
+    schedule could wait for.
     """
     calls = live_calls(graph, own)
     asserts = next((call for call in graph.calls if own and call.function._schema.name in _ASSERTIONS), None)
