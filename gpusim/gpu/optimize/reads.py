@@ -235,10 +235,10 @@ class Reads:
 
     def _watch_object(self, reach: Reach, value: Any, shown: str) -> None:
         held = reach.attributes(value)
-        if is_a(value, OrderedDict):
-            self._series.append((shown, value))
         if is_a(value, dict) and reach.reads_whole(held):
             self._whole.append((shown, held))
+            if is_a(value, OrderedDict):
+                self._series.append((shown, value))
             return
         self._add(held, reach.read_of(value, held), shown)
         if is_a(value, dict) or reach.takes_all(value):
@@ -348,7 +348,8 @@ def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, PLAIN) and isinstance(other, PLAIN):
-        return value_of(one) == value_of(other)
+        inexact = isinstance(one, float | complex)  # the sign of a zero counts, and nan is nan
+        return type(one) is type(other) and (value_of(one) == value_of(other) if inexact else one == other)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
     return False

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -25,10 +25,13 @@ _NEVER_CALLED: Final = frozenset(
 )
 #: Stands among the names of code that reads a place in a container by a computed key, such as a loop's.
 COMPUTED_KEY: Final = "[...]"
-#: Stands among the names of code that takes all of a dict, with `**` or `|`.
-WHOLE_DICT: Final = "{**...}"
+#: Methods that take all of a dict, or a key that may be computed; and what takes all of its argument.
+_TAKEN: Final = frozenset(("pop", "popitem", "setdefault", "copy", "format_map"))
+_TAKING: Final = frozenset(("dict", "deepcopy", "copy", "update"))
 #: Class attribute with the names of the attributes that a pattern by places reads.
 MATCHED: Final = "__match_args__"
+#: Instructions that load what lies in an object, a module or a closure.
+_OF_OBJECTS: Final = frozenset(("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"))
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
@@ -122,16 +125,14 @@ def _of_library(module: Any) -> bool:
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Return the names that code uses, functions within it included, and its texts: keys of dicts."""
     names = set(code.co_names)
-    instructions, own = list(dis.get_instructions(code)), _own_keywords(code)
+    instructions = list(dis.get_instructions(code))
     for before, one in pairwise(instructions):
         reads = one.opname == "BINARY_SUBSCR" or (one.opname == "BINARY_OP" and one.argrepr == "[]")
         if reads and before.opname not in _NOT_COMPUTED:
             names.add(COMPUTED_KEY)
-        merges = one.opname in ("DICT_MERGE", "DICT_UPDATE") and before.argval != own
-        if merges or (one.opname == "BINARY_OP" and one.argrepr in ("|", "|=")):
-            names.add(WHOLE_DICT)
         if one.opname == "MATCH_CLASS" and one.arg:  # with as many places
             names.add(MATCHED)
+    names.update(map(whole_of, _taken_whole(instructions, _own_keywords(code))))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)
@@ -140,6 +141,41 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         elif isinstance(constant, tuple | frozenset):  # of a loop over names
             names.update(each for each in constant if isinstance(each, str))
     return frozenset(names)
+
+
+def whole_of(name: str) -> str:
+    """Return what stands among the names of code that takes all of a dict by this name, as `**` does: of `options` in
+    `trainer.options`.
+    """
+    return f"{name.rpartition('.')[2]}{{**}}"
+
+
+def _taken_whole(instructions: Sequence[dis.Instruction], own: str) -> Iterator[str]:
+    """Yield the names by which code may take all of a dict; a local name also stands for the attribute put there."""
+    loaded: list[str] = []
+    stands_for: dict[str, str] = {}
+    begin: int | None = None  # of the arguments of a function that takes all of them
+    before = ""
+    for one in instructions:
+        if one.opname.startswith("LOAD_"):  # constants, too: keys
+            several = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            for name in (each for each in several if isinstance(each, str)):
+                if name in _TAKEN:
+                    yield from loaded[-1:]
+                begin = len(loaded) if name in _TAKING else begin
+                loaded.append(stands_for.get(name, name))
+        elif one.opname.startswith("STORE_FAST") and before in _OF_OBJECTS and loaded and isinstance(one.argval, str):
+            stands_for[one.argval] = loaded[-1]
+        elif one.opname in ("DICT_MERGE", "DICT_UPDATE"):
+            yield from (name for name in loaded[-1:] if name != own)
+        elif one.opname == "BINARY_OP" and one.argrepr in ("|", "|="):
+            yield from loaded[-2:]
+        elif one.opname == "MATCH_MAPPING":  # the rest of it may have a name
+            yield from loaded[-1:]
+        elif one.opname.startswith("CALL") and begin is not None:
+            yield from loaded[begin:]
+            begin = None
+        before = one.opname
 
 
 def _own_keywords(code: types.CodeType) -> str:

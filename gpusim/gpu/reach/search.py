@@ -28,7 +28,6 @@ from torch.optim import Optimizer
 from gpusim.gpu.reach.names import (
     COMPUTED_KEY,
     MATCHED,
-    WHOLE_DICT,
     asked_of,
     cells,
     globals_of,
@@ -41,6 +40,7 @@ from gpusim.gpu.reach.names import (
     names_of,
     options_of,
     read_by_library,
+    whole_of,
 )
 from gpusim.gpu.reach.raw import (
     ANSWERING,
@@ -80,12 +80,7 @@ MOST_BYTES: Final = 8 * MOST_PARTS
 #: Attribute in which gpusim's own callables have the user's functions, models and optimizers that they run.
 BEHIND: Final = "_behind"
 #: With these code may read all values of a dict.
-_ALL_OF_DICT: Final = frozenset(
-    (
-        *("items", "values", "get", "pop", "popitem", "setdefault", "copy", "deepcopy", "update", "dict", "format_map"),
-        *(COMPUTED_KEY, WHOLE_DICT),
-    )
-)
+_ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
 #: With these code may read all attributes of an object.
 _ALL_OF_OBJECT: Final = frozenset(("__dict__", "vars", "asdict", "astuple"))
 #: Classes of the standard library whose instances hold what the user puts there.
@@ -125,6 +120,8 @@ class Reach:
         self._seen: set[int] = set()
         self._reached: list[tuple[Any, str, int]] = []
         """With the name by which each was found, and how deep."""
+        self._called: dict[int, set[str]] = {}
+        """The names by which each dict was found, by its id."""
         self._own = set(map(id, self.modules))
         named = roots.items() if isinstance(roots, Mapping) else (("", root) for root in roots)
         for name, root in (*named, *(("", module) for module in self.modules)):
@@ -158,7 +155,7 @@ class Reach:
         of_methods = [key for key, _ in (*self._methods_of[id(kind)][1], *methods_of_library(kind))]
         held = [*items_of(attributes_of(value)), *(items_of(value) if is_a(value, dict) else ())]
         texts = (text_of(key) for key in held if is_a(key, str))
-        of_dict = _ALL_OF_DICT if is_a(value, dict) else ()
+        of_dict = (*_ALL_OF_DICT, *map(whole_of, self._called.get(id(value), ()))) if is_a(value, dict) else ()
         return frozenset(
             (*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED, *_ALL_OF_OBJECT)
         )
@@ -169,6 +166,8 @@ class Reach:
             if not is_users(module_of(type(value))):
                 return
         value = owner_of(value)
+        if is_a(value, dict):
+            self._called.setdefault(id(value), set()).add(name)
         if is_a(value, _LEAVES) or id(value) in self._seen or depth > (NEAR if self._near else DEEPEST):
             return
         if is_a(value, torch.nn.Module) and (depth or self._near):
@@ -334,7 +333,8 @@ class Reach:
 
     def reads_whole(self, held: dict[Any, Any]) -> bool:
         """Whether code may read all of a dict, as far as its names tell."""
-        return bool(self.names & _ALL_OF_DICT) or not any(map(self._is_read, items_of(held)))
+        by_name = any(whole_of(name) in self.names for name in self._called.get(id(held), ()))
+        return by_name or bool(self.names & _ALL_OF_DICT) or not any(map(self._is_read, items_of(held)))
 
     def hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:
         """Return names of class attributes and methods that an object's own attribute may come to hide."""
