@@ -160,6 +160,17 @@ def record(graph: JointGraph, own: bool = False) -> Recorded:
     )
 
 
+def _draws(call: Call) -> bool:
+    """Whether a call draws random numbers: attention and recurrent layers do for dropout only, others in training."""
+    if not is_random(call.function):
+        return False
+    names = [argument.name for argument in call.function._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in call.function._schema.arguments}
+    given = {**defaults, **dict(zip(names, call.args, strict=False)), **call.kwargs}
+    without_dropout = any(given.get(name, 1.0) == 0.0 for name in ("dropout_p", "dropout"))
+    return not without_dropout and all(given.get(name) is not False for name in ("train", "training"))
+
+
 def live_calls(graph: JointGraph, draws: bool = False) -> list[Call]:
     """Return the live calls: their results are used, or they change memory that is used later or outlives the step.
 
@@ -174,7 +185,7 @@ def live_calls(graph: JointGraph, draws: bool = False) -> list[Call]:
         changed = any(
             a.alias_info is not None and a.alias_info.is_write for a in call.function._schema.arguments
         ) and any(group(name) in needed_groups for name in _arguments(call))
-        if call.name in needed or changed or (draws and is_random(call.function)):
+        if call.name in needed or changed or (draws and _draws(call)):
             kept.append(call)
             needed |= _arguments(call)
             needed_groups |= {group(name) for name in _arguments(call)}

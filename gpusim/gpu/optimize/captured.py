@@ -155,10 +155,12 @@ def capture_bound(
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
     touched = {recorded.tensors[t].storage for op in recorded.ops for t in (*op.reads, *op.writes)}
     touched |= {recorded.tensors[index].storage for index in recorded.outputs}
+    others: list[torch.nn.Parameter] = []
+    """Parameters whose gradient is another step's, which may take it away."""
     for name, index in zip(graph.gradient_names, recorded.gradients, strict=True):
         if index in live and recorded.tensors[index].storage not in touched:
-            continue  # another step's, which may take it away
-        if index in live:
+            others.append(parameters[name])
+        elif index in live:
             given.append((parameters[name], graph.live[recorded.named[index]]))
         else:
             gradients[index] = parameters[name]
@@ -177,7 +179,10 @@ def capture_bound(
     may_use = bool(graph.gradient_names or step.optimizers or reads.gradients)
     presence = Presence(
         absent=[p for p in parameters.values() if may_use and p.grad is None and id(p) not in left],
-        present=[p for p, gradient in given if id(gradient) not in may_lack],
+        present=[
+            *(p for p, gradient in given if id(gradient) not in may_lack),
+            *(others if reads.gradients else ()),  # the code may ask whether it is there
+        ],
         cleared=[p for p in parameters.values() if p.grad is not None and id(p) not in left],
     )
     return Captured(

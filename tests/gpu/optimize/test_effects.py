@@ -51,6 +51,25 @@ def test_random_numbers_that_a_step_draws_in_vain_are_drawn() -> None:
         close(mine, theirs)
 
 
+@pytest.mark.parametrize(("dropout", "attentions"), [(0.0, 1), (0.5, 2)])
+def test_attention_without_dropout_draws_nothing(dropout: float, attentions: int) -> None:
+    """The second result is used, the first is not."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        parts = x.view(1, 2, 4, -1)
+        nn.functional.scaled_dot_product_attention(parts, parts, parts + 1, dropout_p=dropout)
+        return nn.functional.scaled_dot_product_attention(parts, parts, parts)
+
+    mine = fast(step, torch.randn(2, 32))
+    assert isinstance(mine, OptimizedStep)
+    (variant,) = mine._variants.values()
+    recorded = [op.target for op in variant.captured.trace.ops]
+    if dropout:  # a CPU decomposes it
+        assert any("bernoulli" in target for target in recorded)
+    else:
+        assert sum("attention" in target for target in recorded) == attentions
+
+
 def test_a_step_that_draws_in_vain_has_atens_kernels() -> None:
     """Inductor removes what nothing uses."""
     eager = of_first_head(WithHead())

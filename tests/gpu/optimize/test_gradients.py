@@ -218,3 +218,23 @@ def test_a_gradient_left_in_a_tensor_of_the_users_is_refused() -> None:
     with pytest.warns(UserWarning, match="leaves a gradient in a tensor that is no parameter"):
         assert fast(step, X) is step
     assert shift.grad is None
+
+
+def test_a_step_that_asks_for_a_gradient_that_it_does_not_touch_is_captured_anew_without_it() -> None:
+    torch.manual_seed(0)
+    model, other = nn.Linear(6, 6), nn.Linear(6, 6)
+    for parameter in other.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        scale = 2.0 if other.weight.grad is not None else 1.0
+        loss = model(x).square().mean() * scale
+        loss.backward()
+        return loss.detach()
+
+    x = torch.ones(4, 6)
+    mine = fast(step, x)
+    before = mine(x)
+    other.weight.grad = None
+    torch.testing.assert_close(mine(x), before / 2)
+    assert other.weight.grad is None
