@@ -89,6 +89,13 @@ def test_other_products_stay(one: torch.Tensor, other: torch.Tensor) -> None:
     assert targets(products_as_sums(graph_of(torch.mm, one, other))) == [ATEN.mm.default]
 
 
+def test_a_product_that_counts_nothing_stays() -> None:
+    """Infinities in it give no NaN."""
+    given = torch.ones(4), torch.full((1, 8), torch.inf), torch.zeros(8, 4)
+    graph = products_as_sums(graph_of(lambda b, x, w: torch.addmm(b, x, w, alpha=0), *given))
+    assert targets(graph) == [ATEN.addmm.default]
+
+
 def test_a_sum_stands_for_the_results_of_calls_that_the_product_was() -> None:
     graph = graph_of(torch.mm, torch.randn(1, 8), torch.randn(8, 4))
     (product,) = (node for node in graph.module.graph.nodes if node.target == ATEN.mm.default)
@@ -128,6 +135,17 @@ def test_steps_that_mostly_read_matrices_for_one_row_have_the_style() -> None:
     assert not mostly_gemv(msgspec.structs.replace(trace, tensors=tuple(in_double)))
 
 
+class Wide(nn.Module):
+    """One row, normed, for several matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.experts = nn.LayerNorm(32), nn.Parameter(torch.randn(3, 32, 40))
+
+    def forward(self, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) @ self.experts
+
+
 class Token(nn.Module):
     """A token through a gated layer with a cache, twice, and its scores."""
 
@@ -147,9 +165,10 @@ class Token(nn.Module):
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_a_token_ends_as_in_eager_in_any_legal_order(trains: bool) -> None:
+@pytest.mark.parametrize("kind", [Token, Wide])
+def test_a_token_ends_as_in_eager_in_any_legal_order(kind: type[nn.Module], trains: bool) -> None:
     torch.manual_seed(1)
-    model, keys = Token().requires_grad_(trains), torch.randn(1, 32, 9)
+    model, keys = kind().requires_grad_(trains), torch.randn(1, 32, 9)
 
     def step(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         scores = model(x, keys)

@@ -93,7 +93,7 @@ def _is_gemv(node: fx.Node) -> bool:
         return False
     one, other = (argument.meta["val"] for argument in _matrices(node))
     dtypes = (str(each.dtype).removeprefix("torch.") for each in (one, other))
-    return _is_summed(one.shape, other.shape, *dtypes)
+    return node.kwargs.get("alpha", 1) != 0 and _is_summed(one.shape, other.shape, *dtypes)
 
 
 def _matrices(node: fx.Node) -> list[Any]:
@@ -117,7 +117,8 @@ def _as_sum(graph: fx.Graph, node: fx.Node) -> fx.Node:
     matrices = _matrices(node)
     vector = 0 if matrices[0].meta["val"].shape[-2] == 1 else 1
     if not _is_cheap(matrices[vector]):
-        matrices[vector] = with_strides(graph, matrices[vector], matrices[vector].meta["val"].stride(), node)
+        contiguous = torch.empty_like(matrices[vector].meta["val"], memory_format=torch.contiguous_format)
+        matrices[vector] = with_strides(graph, matrices[vector], contiguous.stride(), node)
     one, other = (converted(argument, torch.float32) for argument in matrices)
     rank, matrix = one.meta["val"].dim(), matrices[1 - vector]
     rows, columns = call(_ATEN.unsqueeze.default, one, rank), call(_ATEN.unsqueeze.default, other, rank - 2)
