@@ -91,11 +91,8 @@ class MemoryComparison:
         return policies
 
     def plan(self, policy: str = LEAST_TIME) -> MemoryPlan:
-        """Return the plan of a policy, with its predictions. Raises `PlanError` where it has none."""
-        row = self.row(policy)
-        if row.outcome is None:
-            raise PlanError(row.problem)
-        return row.outcome.plan
+        """Return the plan of a policy, with its predictions. Raises `PlanError` as `save` does."""
+        return self._chosen(policy).plan
 
     def save(self, path: str | Path, policy: str | None = None) -> None:
         """Write the plan of a policy, by default the fastest that fits, as JSON.
