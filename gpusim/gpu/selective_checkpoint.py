@@ -1,7 +1,8 @@
 """A memory plan for torch's own tools: a policy of selective checkpointing, and marks for its offload pass.
 
 Both see the calls of a forward pass by operator, without the names of a trace. So the n-th call of an operator is
-matched with the trace's n-th op of that operator: the model must make the same calls as when it was captured.
+matched with the trace's n-th op of that operator: the model must make the same calls as when it was captured. Another
+order of calls shows that it does not.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from gpusim.errors import PlanError
@@ -29,6 +31,17 @@ ONE_PASS: Final = (
 )
 
 
+#: Copies in another type or layout, as autocast makes them: each is read, and nothing changes it.
+COPY: Final = "aten._to_copy.default"
+
+
+class Wanted(NamedTuple):
+    """An op of the captured step, and whether it runs again."""
+
+    op: int
+    again: bool
+
+
 class PlanPolicy:
     """A plan as `policy_fn` for `torch.utils.checkpoint.create_selective_checkpoint_contexts`, and as `context_fn`.
 
@@ -36,20 +49,36 @@ class PlanPolicy:
     all would be saved. `contexts` is the `context_fn` of `torch.utils.checkpoint.checkpoint` for any number of them.
     """
 
-    def __init__(self, wanted: Mapping[str, Sequence[bool]]) -> None:
-        """Make the policy that runs the n-th call of operator `name` again where `wanted[name][n]` says so."""
-        self._wanted = wanted
+    def __init__(self, wanted: Mapping[str, Sequence[Wanted]], strict: bool = True) -> None:
+        """Make the policy that runs the n-th call of operator `name` again where `wanted[name][n]` says so.
+
+        `strict`: other calls may give wrong gradients, since ops of the trace change tensors in place or are random.
+        """
+        self._wanted, self._strict = wanted, strict
+        self._changed_again = any(
+            each.again for name, calls in wanted.items() if _functional(name) != name for each in calls
+        )
         self._calls: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+        self._place = {False: -1, True: -1}
+        """Place in the trace of the last call, in each of both passes."""
         self._warned = False
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        """Say whether a call's result is saved. Raises `PlanError` for a change in place that the trace lacks."""
-        name, count = str(op), self._calls[bool(ctx.is_recompute)]
-        number = count[name]
-        count[name] += 1
+        """Say whether a call's result is saved. Raises `PlanError` for a call that the trace lacks and that the plan
+        cannot leave out.
+        """
+        name, again = str(op), bool(ctx.is_recompute)
+        number = self._calls[again][name]
+        self._calls[again][name] += 1
         known = self._wanted.get(name, ())
         if number < len(known):
-            return CheckpointPolicy.PREFER_RECOMPUTE if known[number] else CheckpointPolicy.MUST_SAVE
+            self._check_order(name, known[number].op, again, op)
+            return CheckpointPolicy.PREFER_RECOMPUTE if known[number].again else CheckpointPolicy.MUST_SAVE
+        if not known and (self._may_be_changed_again(op, args) or (args and _changes(name, args[0]))):
+            raise PlanError(
+                f"the model calls {name}, which the captured step does not: was it captured for another device, or in "
+                "another mode?"
+            )
         often = (
             f"the model calls {name} more often than the captured step, which has {counted(len(known), 'such call')}"
         )
@@ -60,13 +89,32 @@ class PlanPolicy:
             warnings.warn(f"{often}; all further ones are saved: {ONE_PASS}", RuntimeWarning, stacklevel=2)
         return CheckpointPolicy.MUST_SAVE
 
+    def _check_order(self, name: str, place: int, again: bool, op: Any) -> None:
+        """Raise `PlanError` for a call behind a later one of the trace: the n-th call is another one then."""
+        if getattr(op, "is_view", False):
+            return
+        if self._strict and place < self._place[again]:
+            raise PlanError(
+                f"the model calls {name} where the captured step calls other operators: a memory plan is for the same "
+                "calls in the same order"
+            )
+        self._place[again] = max(place, self._place[again])
+
+    def _may_be_changed_again(self, op: Any, args: Sequence[Any]) -> bool:
+        """Whether a call makes a tensor, which is saved, and ops that run again may change it in place once more."""
+        made = [result for result in op._schema.returns if result.alias_info is None]
+        given = (each for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor))
+        return self._changed_again and bool(made) and str(op) != COPY and any(t.is_floating_point() for t in given)
+
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the contexts of one forward pass, with a checkpoint around the whole model, and of its backward pass.
 
         Ops that change saved results in place run again, so torch need not refuse such changes.
         """
         in_place = any(_functional(name) != name for name in self._wanted)
-        made = create_selective_checkpoint_contexts(PlanPolicy(self._wanted), allow_cache_entry_mutation=in_place)
+        made = create_selective_checkpoint_contexts(
+            PlanPolicy(self._wanted, self._strict), allow_cache_entry_mutation=in_place
+        )
         return cast("tuple[AbstractContextManager[Any], AbstractContextManager[Any]]", made)
 
 
@@ -79,16 +127,19 @@ def policy_fn(trace: Trace, plan: MemoryPlan) -> PlanPolicy:
     saved: torch offloads nothing here before 2.12.
 
     Ops that change a tensor in place run again with the op that made it, or not at all, and so do all random ops: torch
-    says nothing where they do not, and gradients are wrong. So a call in place that the trace does not have raises
-    `PlanError`. So does a plan of another trace, at once, and one with variants.
+    says nothing where they do not, and gradients are wrong. So the policy raises `PlanError` for a call in place that
+    the trace does not have, for calls in another order, and for an operator that the trace lacks where its result may
+    be changed in place again. A plan of another trace, or with variants, is refused at once.
     """
     storages = _checked_storages(trace, plan)
     again = runs_again(storages, plan)
-    wanted: dict[str, list[bool]] = defaultdict(list)
+    wanted: dict[str, list[Wanted]] = defaultdict(list)
+    strict = False
     for index, op in enumerate(trace.ops):
         if op.phase == "forward":
-            wanted[op.target].append(index in again)
-    return PlanPolicy(dict(wanted))
+            wanted[op.target].append(Wanted(index, index in again))
+            strict |= draws(op) or _functional(op.target) != op.target
+    return PlanPolicy(dict(wanted), strict)
 
 
 def _checked_storages(trace: Trace, plan: MemoryPlan) -> Storages:
