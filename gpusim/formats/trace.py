@@ -95,9 +95,11 @@ class ImportedFrom(Document, frozen=True, kw_only=True):
     concurrent_ns: StepNs
     """Part of it with at least two running."""
     times_alone: bool = False
-    """True if the file has each kernel's time alone on the GPU."""
+    """True if it has times of kernels alone."""
     simulated: bool = False
-    """True if gpusim predicted the times."""
+    """True if times are predicted."""
+    slowed_frac: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Earlier doubt about kernels."""
     resimulated_ns: StepNs = 0
     """Time of the step simulated from launches, edges and durations alone; 0 in a file without times."""
     streams: Count = 1

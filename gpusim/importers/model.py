@@ -32,8 +32,9 @@ FORMAT_NAMES: dict[Format, str] = {
 }
 
 
-#: Keys in gpusim's own exports: whether the times are predicted, and what the kernels are estimated from.
-SIMULATED, ESTIMATED = "simulated", "estimated"
+#: Keys in gpusim's own exports: whether the times are predicted, what the kernels are estimated from, and the share of
+#: their time that is in doubt, as text.
+SIMULATED, ESTIMATED, SLOWED = "simulated", "estimated", "slowed"
 
 
 class ImportFileError(TraceError):
@@ -204,12 +205,16 @@ class Profile:
     """Whether gpusim wrote the file from a simulation."""
     estimated: str = ""
     """What its kernels are estimated from, if no GPU has run them."""
+    slowed_frac: float = 0.0
+    """Share of the kernels' time that is in doubt, by the profile that was simulated."""
 
     def read_origin(self, values: Mapping[str, object]) -> None:
         """Take the origin of the times from the values of gpusim's own export."""
         self.simulated = values.get(SIMULATED) is True
         basis = values.get(ESTIMATED)
         self.estimated = shortened(basis, MAX_NAME) if isinstance(basis, str) else ""
+        with suppress(TypeError, ValueError):
+            self.slowed_frac = min(1.0, max(0.0, float(str(values.get(SLOWED, 0)))))
 
     def note(self, code: str, text: str, action: str = "") -> None:
         """Add a finding."""

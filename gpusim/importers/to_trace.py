@@ -143,6 +143,7 @@ def _shown(
         observed_ns=observed_ns,
         busy_ns=busy_ns,
         concurrent_ns=concurrent_ns,
+        slowed_frac=profile.slowed_frac,
         times_alone=all(activity.alone_ns is not None for activity in activities),
         simulated=profile.simulated,
         resimulated_ns=again_ns,

@@ -19,10 +19,11 @@ from gpusim.formats.hardware import HardwareModel
 from gpusim.formats.trace import Op, Trace
 from gpusim.importers.chakra import DURATION_NS, STREAM, TRUE_DATA
 from gpusim.importers.kineto import ALONE, GROUND_TRUTH
-from gpusim.importers.model import ESTIMATED, SIMULATED
+from gpusim.importers.model import ESTIMATED, SIMULATED, SLOWED
 from gpusim.report.perfetto import PRODUCER, ns_to_trace_us, run_from_timeline
 from gpusim.trace.dependencies import dependencies, handles
 from gpusim.trace.element_sizes import DTYPE_BYTES
+from gpusim.trace.kernel_doubts import slowed_frac
 from gpusim.units import NS_PER_US
 
 #: Host time of a launch and of the operator around it; the host runs ahead of the GPU by all of them.
@@ -104,9 +105,14 @@ def kineto_document(
 
 
 def _origin(trace: Trace) -> dict[str, bool | str]:
-    """Return where the times come from: a simulation, and kernels that no GPU has run, if so."""
-    estimated = trace.provenance.estimated
-    return {SIMULATED: True, **({ESTIMATED: estimated} if estimated else {})}
+    """Return where the times come from: a simulation, of kernels that are estimated or slowed, if so."""
+    estimated, slowed = trace.provenance.estimated, slowed_frac(trace)
+    origin: dict[str, bool | str] = {SIMULATED: True}
+    if estimated:
+        origin[ESTIMATED] = estimated
+    if slowed:
+        origin[SLOWED] = f"{slowed:.6f}"
+    return origin
 
 
 def _recorded_shapes(trace: Trace, op: Op) -> dict[str, list[Any]]:

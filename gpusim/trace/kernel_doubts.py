@@ -16,13 +16,15 @@ def slowed_frac(trace: Trace) -> float:
     """Return the largest share of the kernels' summed time that they would not take alone; 0 without doubt.
 
     Concurrent kernels take longer than alone. One after the other they take at least the profile's busy time, since
-    sharing the GPU makes no work disappear.
+    sharing the GPU makes no work disappear. Copies beside kernels slow none: they count as busy time alone.
     """
     source = trace.provenance.imported_from
-    if source is None or source.times_alone or source.concurrent_ns <= MAX_CONCURRENT_FRAC * source.busy_ns:
+    if source is None:
         return 0.0
-    summed_ns = sum(kernel.dur_ns for op in trace.ops for kernel in op.kernels)
-    return max(0.0, 1 - source.busy_ns / summed_ns) if summed_ns else 0.0
+    if source.times_alone or source.concurrent_ns <= MAX_CONCURRENT_FRAC * source.busy_ns:
+        return source.slowed_frac
+    summed_ns = sum(kernel.dur_ns for op in trace.ops for kernel in op.kernels if kernel.kind == "kernel")
+    return max(source.slowed_frac, 1 - source.busy_ns / summed_ns) if summed_ns else 0.0
 
 
 def unsized_frac(trace: Trace) -> float:

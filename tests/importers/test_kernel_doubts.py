@@ -136,3 +136,23 @@ def test_doubts_are_only_of_imported_traces_and_stay_in_a_written_one(tmp_path: 
     trace = profile(tmp_path, alone=False).trace
     write_trace(trace, tmp_path / "t.json")
     assert slowed_frac(gpusim.load(tmp_path / "t.json").trace) == slowed_frac(trace) > 0
+
+
+@pytest.mark.parametrize("kinds", [("kineto", "execution_trace"), ("chakra",)])
+def test_doubt_outlives_an_export_and_its_import(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """The export has the slowed times as if they were alone, on one stream."""
+    trace = profile(tmp_path, alone=False).trace
+    (tmp_path / "again").mkdir()
+    again = import_files(exported(tmp_path / "again", kinds, "sequential", trace=trace), gpu=GPU).trace
+    assert slowed_frac(again) == pytest.approx(slowed_frac(trace), abs=1e-6)
+    assert explored(again).verdict.unknown
+
+
+def test_a_copy_beside_kernels_slows_none(tmp_path: Path) -> None:
+    trace = profile(tmp_path, alone=False).trace
+    source = trace.provenance.imported_from
+    assert source is not None
+    summed_ns = sum(kernel.dur_ns for op in trace.ops for kernel in op.kernels)
+    beside = msgspec.structs.replace(source, busy_ns=summed_ns, concurrent_ns=summed_ns // 2)
+    provenance = msgspec.structs.replace(trace.provenance, imported_from=beside)
+    assert slowed_frac(msgspec.structs.replace(trace, provenance=provenance)) == 0
