@@ -86,7 +86,7 @@ def hostile_trace(name: str) -> Trace:
         trace,
         ops=tuple(ops),
         model=msgspec.structs.replace(trace.model, network=name, spec=name),
-        provenance=msgspec.structs.replace(trace.provenance, gpu=gpu, command=name, date=name),
+        provenance=msgspec.structs.replace(trace.provenance, gpu=gpu, command=name),
     )
 
 
