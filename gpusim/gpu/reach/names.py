@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dis
 import functools
-import inspect
 import sys
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any, Final
 
 import torch
 
 from gpusim.gpu.reach.raw import attributes_of, bases_of, function_in, is_a, module_of, pairs_of
+from gpusim.gpu.reach.whole import marks_of
 
 #: Special methods that a step does not call by itself.
 _NEVER_CALLED: Final = frozenset(
@@ -25,13 +25,8 @@ _NEVER_CALLED: Final = frozenset(
 )
 #: Stands among the names of code that reads a place in a container by a computed key, such as a loop's.
 COMPUTED_KEY: Final = "[...]"
-#: Methods that take all of a dict, or a key that may be computed; and what takes all of its argument.
-_TAKEN: Final = frozenset(("pop", "popitem", "setdefault", "copy", "format_map"))
-_TAKING: Final = frozenset(("dict", "deepcopy", "copy", "update"))
 #: Class attribute with the names of the attributes that a pattern by places reads.
 MATCHED: Final = "__match_args__"
-#: Instructions that load what lies in an object, a module or a closure.
-_OF_OBJECTS: Final = frozenset(("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"))
 #: Instructions before the reading of a place whose key is no computed text: a constant, or parts of a tensor.
 _NOT_COMPUTED: Final = frozenset(("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "UNARY_NEGATIVE"))
 #: Python modules with classes whose instances hold values of the user's, beside those of `torch.nn`.
@@ -132,7 +127,7 @@ def names_of(code: types.CodeType) -> frozenset[str]:
             names.add(COMPUTED_KEY)
         if one.opname == "MATCH_CLASS" and one.arg:  # with as many places
             names.add(MATCHED)
-    names.update(map(whole_of, _taken_whole(instructions, _own_keywords(code))))
+    names.update(marks_of(code))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)
@@ -141,47 +136,6 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         elif isinstance(constant, tuple | frozenset):  # of a loop over names
             names.update(each for each in constant if isinstance(each, str))
     return frozenset(names)
-
-
-def whole_of(name: str) -> str:
-    """Return what stands among the names of code that takes all of a dict by this name, as `**` does: of `options` in
-    `trainer.options`.
-    """
-    return f"{name.rpartition('.')[2]}{{**}}"
-
-
-def _taken_whole(instructions: Sequence[dis.Instruction], own: str) -> Iterator[str]:
-    """Yield the names by which code may take all of a dict; a local name also stands for the attribute put there."""
-    loaded: list[str] = []
-    stands_for: dict[str, str] = {}
-    begin: int | None = None  # of the arguments of a function that takes all of them
-    before = ""
-    for one in instructions:
-        if one.opname.startswith("LOAD_"):  # constants, too: keys
-            several = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-            for name in (each for each in several if isinstance(each, str)):
-                if name in _TAKEN:
-                    yield from loaded[-1:]
-                begin = len(loaded) if name in _TAKING else begin
-                loaded.append(stands_for.get(name, name))
-        elif one.opname.startswith("STORE_FAST") and before in _OF_OBJECTS and loaded and isinstance(one.argval, str):
-            stands_for[one.argval] = loaded[-1]
-        elif one.opname in ("DICT_MERGE", "DICT_UPDATE"):
-            yield from (name for name in loaded[-1:] if name != own)
-        elif one.opname == "BINARY_OP" and one.argrepr in ("|", "|="):
-            yield from loaded[-2:]
-        elif one.opname == "MATCH_MAPPING":  # the rest of it may have a name
-            yield from loaded[-1:]
-        elif one.opname.startswith("CALL") and begin is not None:
-            yield from loaded[begin:]
-            begin = None
-        before = one.opname
-
-
-def _own_keywords(code: types.CodeType) -> str:
-    """Return the name of a function's `**kwargs`, or "": a dict of the call's own, which it may hand on."""
-    place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    return code.co_varnames[place] if code.co_flags & inspect.CO_VARKEYWORDS else ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -40,7 +40,6 @@ from gpusim.gpu.reach.names import (
     names_of,
     options_of,
     read_by_library,
-    whole_of,
 )
 from gpusim.gpu.reach.raw import (
     ANSWERING,
@@ -61,6 +60,7 @@ from gpusim.gpu.reach.raw import (
     parts_of_partial,
     slots_of,
 )
+from gpusim.gpu.reach.whole import ANY_OBJECT, attributes_by, attributes_of_self, whole_of
 
 #: Types compared by value; other objects are compared by identity.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -81,8 +81,6 @@ MOST_BYTES: Final = 8 * MOST_PARTS
 BEHIND: Final = "_behind"
 #: With these code may read all values of a dict.
 _ALL_OF_DICT: Final = frozenset(("items", "values", "get", COMPUTED_KEY))
-#: With these code may read all attributes of an object.
-_ALL_OF_OBJECT: Final = frozenset(("__dict__", "vars", "asdict", "astuple"))
 #: Classes of the standard library whose instances hold what the user puts there.
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
@@ -121,7 +119,7 @@ class Reach:
         self._reached: list[tuple[Any, str, int]] = []
         """With the name by which each was found, and how deep."""
         self._called: dict[int, set[str]] = {}
-        """The names by which each dict was found, by its id."""
+        """The names by which each object was found, by its id."""
         self._own = set(map(id, self.modules))
         named = roots.items() if isinstance(roots, Mapping) else (("", root) for root in roots)
         for name, root in (*named, *(("", module) for module in self.modules)):
@@ -155,9 +153,9 @@ class Reach:
         of_methods = [key for key, _ in (*self._methods_of[id(kind)][1], *methods_of_library(kind))]
         held = [*items_of(attributes_of(value)), *(items_of(value) if is_a(value, dict) else ())]
         texts = (text_of(key) for key in held if is_a(key, str))
-        of_dict = (*_ALL_OF_DICT, *map(whole_of, self._called.get(id(value), ()))) if is_a(value, dict) else ()
+        of_dict = (*_ALL_OF_DICT, *map(whole_of, self._names_of(value))) if is_a(value, dict) else ()
         return frozenset(
-            (*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED, *_ALL_OF_OBJECT)
+            (*of_methods, *texts, *(key for key, _ in slots_of(value)), *of_dict, MATCHED, *self._marks_of(value))
         )
 
     def _reach(self, value: Any, name: str, depth: int) -> None:
@@ -166,7 +164,7 @@ class Reach:
             if not is_users(module_of(type(value))):
                 return
         value = owner_of(value)
-        if is_a(value, dict):
+        if not is_a(value, _LEAVES):
             self._called.setdefault(id(value), set()).add(name)
         if is_a(value, _LEAVES) or id(value) in self._seen or depth > (NEAR if self._near else DEEPEST):
             return
@@ -292,6 +290,14 @@ class Reach:
         """Whether code may read an attribute, or a dict's value: it names it, or the key is no text."""
         return self._near or not is_a(key, str) or text_of(key) in self.names
 
+    def _names_of(self, value: Any) -> set[str]:
+        return self._called.get(id(value), set())
+
+    def _marks_of(self, value: Any) -> list[str]:
+        """Return the marks of code that takes all attributes of an object."""
+        kinds = map(attributes_of_self, map(name_of, bases_of(type(value))))
+        return [ANY_OBJECT, *map(attributes_by, self._names_of(value)), *kinds]
+
     def takes_all(self, value: Any) -> bool:
         """Whether code may take all attributes of an object, as `vars` does: of one of the user's, as far as its names
         tell.
@@ -299,7 +305,7 @@ class Reach:
         kind = type(value)
         may_be_taken = is_users(module_of(kind)) or kind in _NAMESPACES
         others = (type, types.ModuleType, torch.nn.Module, Optimizer, dict)
-        return bool(self.names & _ALL_OF_OBJECT) and may_be_taken and not is_a(value, others)
+        return may_be_taken and not is_a(value, others) and not self.names.isdisjoint(self._marks_of(value))
 
     def read_of(self, value: Any, held: dict[Any, Any]) -> list[Any]:
         """Return the keys of an object's attributes, or of a dict, that code reads."""
@@ -333,7 +339,7 @@ class Reach:
 
     def reads_whole(self, held: dict[Any, Any]) -> bool:
         """Whether code may read all of a dict, as far as its names tell."""
-        by_name = any(whole_of(name) in self.names for name in self._called.get(id(held), ()))
+        by_name = not self.names.isdisjoint(map(whole_of, self._names_of(held)))
         return by_name or bool(self.names & _ALL_OF_DICT) or not any(map(self._is_read, items_of(held)))
 
     def hiding(self, value: Any, held: dict[Any, Any]) -> list[str]:

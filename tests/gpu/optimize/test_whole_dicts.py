@@ -98,3 +98,33 @@ def test_a_dict_by_another_name_is_compared_whole() -> None:
     reads = Reads((scaled,), ())
     trainer.options["shift"] = 3.0
     assert reads.changed() is not None
+
+
+class Arguments:
+    """Attributes by any name, as configurations of many projects have them."""
+
+    def __init__(self, **given: float) -> None:
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> float:
+        return self.__dict__[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__dict__
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.given, self.count = Arguments(scale=2.0, shift=1.0), 0
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.given.scale
+
+
+def test_methods_that_take_all_attributes_of_their_own_object_take_no_others() -> None:
+    trainer = Trainer()
+    reads = Reads((trainer.step,), ())
+    trainer.count += 1
+    assert reads.changed() is None
+    trainer.given.shift = 3.0
+    assert reads.changed() is not None
