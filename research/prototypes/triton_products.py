@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from experts_bound import graph_ns as ns_of_graph
 from torch.nn import functional
 
-from gpusim.gpu.calibrate.microbench import event_ns
 from gpusim.gpu.device import provenance, require_gpu
 
 #: Rows, width, hidden width, experts, layers.
@@ -132,16 +132,7 @@ class Products:
 
 
 def graph_ns(run: Callable[[list[torch.cuda.Stream]], object], lanes: list[torch.cuda.Stream]) -> float:
-    run(lanes)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=lanes[0], capture_error_mode="thread_local"):
-        for lane in lanes[1:]:
-            lane.wait_stream(lanes[0])
-        run(lanes)
-        for lane in lanes[1:]:
-            lanes[0].wait_stream(lane)
-    return event_ns(graph.replay, calls=20)
+    return ns_of_graph(partial(run, lanes), lanes)
 
 
 def main() -> None:
