@@ -177,11 +177,15 @@ def estimated_kernels(trace: Trace) -> list[Finding]:
 
 def slowed_kernels(trace: Trace) -> list[Finding]:
     """Return the finding on an imported trace whose kernels took longer than alone; empty without one."""
-    source = trace.provenance.imported_from
-    if source is None or not slowed_frac(trace):
+    source, doubt = trace.provenance.imported_from, slowed_frac(trace)
+    if source is None or not doubt:
         return []
-    share = source.concurrent_ns / source.busy_ns
-    text = f"two or more kernels ran concurrently in {share:.0%} of the busy time, where they take longer than alone"
+    text = f"up to {doubt:.0%} of the kernels' time is in doubt, by the profile that was simulated"
+    if doubt > source.slowed_frac:
+        share = source.concurrent_ns / source.busy_ns
+        text = (
+            f"two or more kernels ran concurrently in {share:.0%} of the busy time, where they take longer than alone"
+        )
     return [
         Finding("slowed-kernels", text, "predicted times of schedules are too long; profile the step on one stream")
     ]

@@ -15,6 +15,7 @@ from gpusim.cli import cli
 from gpusim.formats.trace import Trace
 from gpusim.importers import examine, import_files
 from gpusim.importers.build import Imported
+from gpusim.importers.to_trace import slowed_kernels
 from gpusim.report.advice import headline
 from gpusim.report.doctor_text import imported_lines
 from gpusim.report.summary import summarize
@@ -146,6 +147,18 @@ def test_doubt_outlives_an_export_and_its_import(kinds: tuple[str, ...], tmp_pat
     again = import_files(exported(tmp_path / "again", kinds, "sequential", trace=trace), gpu=GPU).trace
     assert slowed_frac(again) == pytest.approx(slowed_frac(trace), abs=1e-6)
     assert explored(again).verdict.unknown
+    (finding,) = slowed_kernels(again)
+    assert finding.text.startswith(f"up to {slowed_frac(trace):.0%} of the kernels' time is in doubt, by the profile")
+
+
+def test_doubt_of_a_file_without_times_is_said(tmp_path: Path) -> None:
+    trace = profile(tmp_path, alone=False).trace
+    source = trace.provenance.imported_from
+    assert source is not None
+    without = msgspec.structs.replace(source, busy_ns=0, concurrent_ns=0, slowed_frac=0.5)
+    provenance = msgspec.structs.replace(trace.provenance, imported_from=without)
+    (finding,) = slowed_kernels(msgspec.structs.replace(trace, provenance=provenance))
+    assert "up to 50% of the kernels' time is in doubt" in finding.text
 
 
 def test_a_copy_beside_kernels_slows_none(tmp_path: Path) -> None:
