@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
-torch = pytest.importorskip("torch")
-
-from gpusim.gpu.capture.calls import Call, Value  # noqa: E402
-from gpusim.gpu.optimize.lists import CHUNK_ELEMENTS, ENOUGH_BLOCKS, MOST_TENSORS, split_list_call  # noqa: E402
+from gpusim.gpu.capture.calls import Call, Value
+from gpusim.gpu.optimize import lists
+from gpusim.gpu.optimize.callable import OptimizedStep
+from gpusim.gpu.optimize.lists import CHUNK_ELEMENTS, ENOUGH_BLOCKS, MOST_TENSORS, split_list_call
+from tests.support.optimizing import close, fast, same_states
 
 
 def _parts(sizes: Mapping[str, int], momenta: bool = True) -> list[list[str]]:
@@ -56,3 +62,32 @@ def test_call_that_returns_its_results_stays_whole() -> None:
     names = [Value(f"p{n}") for n in range(200)]
     call = Call("sum", torch.ops.aten._foreach_add.Scalar, (names, 1), {}, "optimizer", "")
     assert list(split_list_call(call, {})) == [call]
+
+
+@pytest.mark.parametrize(
+    ("make", "update"),
+    [(torch.optim.SGD, "aten._fused_sgd_.tensor_lr"), (torch.optim.AdamW, "aten._fused_adamw_.tensor_lr")],
+)
+def test_step_updates_its_parameters_in_parts_as_eagerly(
+    make: Any, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers with weights of one block each fill a GPU of two; both parts have the effect of the whole update."""
+    monkeypatch.setattr(lists, "ENOUGH_BLOCKS", 2)
+    model = nn.Sequential(
+        nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False)
+    )
+    other = copy.deepcopy(model)
+    optimizer, other_optimizer = (make(each.parameters(), lr=0.1) for each in (model, other))
+    x, y = torch.randn(4, 8), torch.randn(4, 2)
+    step = fast(model, (x, y), loss=F.mse_loss, optimizer=optimizer)
+    assert isinstance(step, OptimizedStep)
+    (variant,) = step._variants.values()
+    assert variant is not None
+    assert [len(op.args[0]) for op in variant.captured.trace.ops if op.target == update] == [2, 1]
+    for _ in range(3):
+        other_optimizer.zero_grad()
+        loss = F.mse_loss(other(x), y)
+        loss.backward()
+        other_optimizer.step()
+        close(step(x, y), loss)
+    same_states(model.state_dict(), other.state_dict())
