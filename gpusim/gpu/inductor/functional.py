@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from gpusim.errors import CaptureError
 from gpusim.gpu.capture.calls import Call, JointGraph, Value
 from gpusim.gpu.capture.record import live_calls
+from gpusim.gpu.inductor.embedding_bags import with_embedding_bags
 from gpusim.gpu.replay.size_rules import is_dense
 
 #: Key of a node's `meta["custom"]` for the name of its call.
@@ -65,14 +66,17 @@ class Traced:
         self._made: tuple[fx.GraphModule, FakeTensorMode, tuple[torch.Tensor, ...]] | None = None
 
     def of(
-        self, graph: JointGraph, calls: Sequence[Call], inputs: Sequence[Given], outputs: Sequence[Value]
+        self, graph: JointGraph, calls: Sequence[Call], inputs: Sequence[Given], outputs: Sequence[Value], own: bool
     ) -> tuple[fx.GraphModule, FakeTensorMode, tuple[torch.Tensor, ...]]:
-        """Return a graph to change, and the fake tensors that it was traced with."""
+        """Return a graph to change, and the fake tensors that it was traced with.
+
+        `own`: operators may be decomposed that torch.compile leaves whole.
+        """
         if self._made is None:
             recorded, device = _as_module(graph, calls, inputs, outputs), _device(graph)
             mode = FakeTensorMode(allow_non_fake_inputs=False)
             fake = tuple(_fake(given, device, mode) for given in inputs)
-            self._made = _functionalized(recorded, fake), mode, fake
+            self._made = _functionalized(recorded, fake, own), mode, fake
         module, mode, fake = self._made
         return fx.GraphModule(module, copy.deepcopy(module.graph)), mode, fake
 
@@ -80,13 +84,14 @@ class Traced:
 def functional_graph(graph: JointGraph, apart: bool = False, traced: Traced | None = None) -> FunctionalGraph:
     """Functionalize and decompose a recorded step. Raises `CaptureError` for unsupported aliases.
 
-    With `apart` each result has memory of its own, with the strides of the user's code: others will write to it.
+    With `apart` each result has memory of its own, with the strides of the user's code: others will write to it. The
+    gradient of an embedding bag then is decomposed, too.
     `traced` is of an earlier call for this step, if any.
     """
     calls = live_calls(graph)
     outputs = (*graph.outputs, *graph.gradients)
     inputs = _inputs(graph, calls, outputs)
-    module, mode, fake = (traced or Traced()).of(graph, calls, inputs, outputs)
+    module, mode, fake = (traced or Traced()).of(graph, calls, inputs, outputs, own=apart)
     values = {node: tuple(node.meta.pop(_VALUES)) for node in module.graph.nodes if _VALUES in node.meta}
     values |= _keep_order_of_random_numbers(module, values)
     if apart:
@@ -167,7 +172,7 @@ def _as_module(
     return fx.GraphModule({}, fx_graph)
 
 
-def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> fx.GraphModule:
+def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor], own: bool) -> fx.GraphModule:
     import torch._inductor.lowering  # decompositions use it before anything else imports it
     from torch._inductor.decomposition import select_decomp_table
 
@@ -175,10 +180,11 @@ def _functionalized(recorded: fx.GraphModule, fake: Sequence[torch.Tensor]) -> f
         with torch.no_grad(), fx.traceback.preserve_node_meta():
             return _Noting(recorded).run(*inputs)
 
+    table = select_decomp_table()
     # Views stay views: Inductor resolves them.
     traced = make_fx(
         torch.func.functionalize(run, remove="mutations"),
-        decomposition_table=select_decomp_table(),
+        decomposition_table=with_embedding_bags(table) if own else table,
         tracing_mode="fake",
     )(*fake)
     traced.graph.eliminate_dead_code()
