@@ -156,7 +156,7 @@ class StepMaker:
             mixed = self._mixed(task, profiled)
             tried = self._tried(task, _promising([*profiled, *mixed]))
             with self.say.stage("trial"):
-                ranked = self._recorded(task, in_turns([each.ranked for each in tried], self.executor), tried)
+                ranked = self._recorded(task, tried)
             with self.say.stage("check"):
                 sequential = [each.sequential for each in tried]
                 verified = self._verified(task, ranked, sequential)
@@ -186,10 +186,11 @@ class StepMaker:
             verified, eager_ns, front.sequential.time_ns, front.sequential.predicted_ns, decided_by, without
         )
 
-    def _recorded(self, task: _Task, ranked: list[Candidate], tried: Sequence[Tried]) -> list[Candidate]:
-        """Return the candidates, the first one in the fastest of many recordings."""
-        (of_first,) = (each for each in tried if each.captured is ranked[0].captured)
+    def _recorded(self, task: _Task, tried: Sequence[Tried]) -> list[Candidate]:
+        """Return all candidates, fastest first, and that one in the fastest of many recordings."""
         with put_back(task.step), restored(task.captured):
+            ranked = in_turns([each.ranked for each in tried], self.executor)
+            (of_first,) = (each for each in tried if each.captured is ranked[0].captured)
             limit_bytes = self.wanted.memory_limit_bytes
             first = as_called(ranked[0], of_first.trace, self.executor, limit_bytes, task.kept, self.say)
         return [first, *ranked[1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpusim.errors import CaptureError
 from gpusim.formats.trace import Trace
 from gpusim.gpu.capture.calls import Call
 from gpusim.gpu.inductor import own_step, versions
-from gpusim.gpu.optimize import captured, choose
+from gpusim.gpu.optimize import captured, choose, make
 from gpusim.gpu.optimize import fused as fusing
 from gpusim.gpu.optimize.captured import Captured
 from gpusim.gpu.optimize.choose import Wanted
@@ -24,7 +25,7 @@ from tests.support.fused_steps import (
     by_inductor,
     close,
 )
-from tests.support.optimizing import batches, fast, net
+from tests.support.optimizing import batches, fast, net, same_states
 
 
 def test_both_are_tried_and_the_faster_is_reported() -> None:
@@ -44,6 +45,25 @@ def test_both_are_tried_and_the_faster_is_reported() -> None:
     assert "kernels of ATen" in plain.gain.text
     with torch.no_grad():
         close(step(x), model(x))
+
+
+def test_trials_of_both_in_turns_leave_the_users_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best schedules of both front ends are timed beside each other, by runs that train the user's model."""
+    groups: list[int] = []
+
+    def in_turns(each: Any, executor: Any) -> Any:
+        groups.append(len(each))
+        return choose.in_turns(each, executor)
+
+    monkeypatch.setattr(make, "_promising", list)
+    monkeypatch.setattr(make, "in_turns", in_turns)
+    model = net()
+    before, optimizer = copy.deepcopy(model.state_dict()), adam(model.parameters())
+    fast(model, batches(1)[0], loss=F.cross_entropy, optimizer=optimizer, budget_s=choose.KERNELS_FROM_S)
+    assert groups == [2]
+    same_states(model.state_dict(), before)
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
